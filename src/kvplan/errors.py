@@ -20,10 +20,12 @@ The tree::
     +-- TransportError (OSError)            bytes could not be moved
     |   +-- PeerGoneError
     |   +-- NotRegisteredError
+    |   +-- DescriptorError (ValueError)    a batch or memory range contradicts itself
     +-- SessionError (RuntimeError)         a request, lease or peer is in the wrong state
-        +-- IllegalTransitionError
-        +-- RefusedError
-        +-- OverloadedError
+    |   +-- IllegalTransitionError
+    |   +-- RefusedError
+    |   +-- OverloadedError
+    +-- EngineError (RuntimeError)          an engine that kvplan started did not do its job
 """
 
 from __future__ import annotations
@@ -157,6 +159,10 @@ class NotRegisteredError(TransportError):
     """An address range is not inside one registered range."""
 
 
+class DescriptorError(TransportError, ValueError):
+    """A batch, a device or a memory range contradicts itself: lengths, zero bytes, overflow, overlap."""
+
+
 class SessionError(KVPlanError, RuntimeError):
     """A request, lease or peer is in the wrong state for what was asked."""
 
@@ -175,3 +181,11 @@ class RefusedError(SessionError):
 
 class OverloadedError(SessionError):
     """A bounded queue is full; the caller may try again or give up."""
+
+
+class EngineError(KVPlanError, RuntimeError):
+    """An engine that kvplan started ended, did not serve in time, or answered with an error."""
+
+    def __init__(self, message: str, *, engine: str = "") -> None:
+        super().__init__(message)
+        self.engine = engine
