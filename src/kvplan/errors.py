@@ -104,6 +104,12 @@ class BindError(KVPlanError, ValueError):
 class DescriptionError(KVPlanError, ValueError):
     """An engine description or a request file is wrong."""
 
+    def __init__(self, message: str, *, field: str = "", file: str = "", line: int = 0) -> None:
+        super().__init__(message)
+        self.field = field
+        self.file = file
+        self.line = line
+
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
