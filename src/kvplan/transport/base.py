@@ -84,6 +84,14 @@ class MemoryRange:
                 f"memory range at {self.address:#x} of {self.num_bytes} bytes does not lie in [0, 2^64)"
             )
 
+    def overlaps(self, other: MemoryRange) -> bool:
+        """Whether the two share a byte."""
+        return (
+            self.device == other.device
+            and self.address < other.address + other.num_bytes
+            and other.address < self.address + self.num_bytes
+        )
+
 
 class Direction(Enum):
     """Which way the bytes of a batch go, seen from the side that posts it."""

@@ -7,6 +7,7 @@ descriptors of a batch with one binary search each, and ranges may overlap.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,6 +69,25 @@ class RangeTable:
                 f"inside one registered range ({ranges} registered on that device)",
                 peer=peer,
             )
+
+
+def merge_overlapping(ranges: Iterable[MemoryRange]) -> tuple[MemoryRange, ...]:
+    """Return ranges that cover the same bytes, none overlapping another. Adjacent ones stay apart.
+
+    >>> from kvplan.transport.base import MemoryRange
+    >>> merged = merge_overlapping([MemoryRange(8, 8), MemoryRange(0, 9), MemoryRange(16, 4)])
+    >>> [(r.address, r.num_bytes) for r in merged]
+    [(0, 16), (16, 4)]
+    """
+    merged: list[MemoryRange] = []
+    for item in sorted(ranges, key=lambda r: (r.device.kind, r.device.index, r.address)):
+        if merged and merged[-1].overlaps(item):
+            first = merged.pop()
+            stop = max(first.address + first.num_bytes, item.address + item.num_bytes)
+            merged.append(replace(first, num_bytes=stop - first.address))
+        else:
+            merged.append(item)
+    return tuple(merged)
 
 
 def _sort(ranges: list[MemoryRange]) -> _Sorted:
