@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,9 +27,7 @@ def move(
     for pair in plan.pairs:
         runs = bind(pair, [s], [d], num_tokens=num_tokens, whole_blocks=whole)
         apply(runs, here[pair.source_rank], there[pair.destination_rank])
-    s_tokens, d_tokens = (
-        e.ranks[0].components[0].block.tokens_per_block or 0 for e in (source, destination)
-    )
+    s_tokens, d_tokens = (e.ranks[0].components[0].block.tokens_per_block or 0 for e in (source, destination))
     limit = num_tokens
     if whole:
         limit = min(math.ceil(num_tokens / s_tokens) * s_tokens, math.ceil(num_tokens / d_tokens) * d_tokens)

@@ -9,6 +9,7 @@ from kvplan.planner.layout import BlockLayout, ComponentLayout, EngineLayout, Ra
 from kvplan.planner.meeting import period_tokens
 from kvplan.planner.plan import EnginePlan, PairPlan, PlanPart, elect, plan_engines, plan_rank
 from kvplan.planner.span import Axis, Span
+from kvplan.planner.stage import StagedChunk, stage
 from kvplan.planner.summary import PlanSummary, summarise
 from kvplan.planner.tables import HOLE, BlockTable
 
@@ -28,10 +29,12 @@ __all__ = [
     "RankLayout",
     "Region",
     "Span",
+    "StagedChunk",
     "bind",
     "elect",
     "period_tokens",
     "plan_engines",
     "plan_rank",
+    "stage",
     "summarise",
 ]

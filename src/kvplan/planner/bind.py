@@ -111,7 +111,7 @@ def _bind_tokens(part: PlanPart, source: BlockTable, destination: BlockTable, nu
     tail = part.rows_until(rest)
     head = _addressed(part, part.rows, s[:full], d[:full])
     last = _addressed(part, tail, s[full:], d[full:])
-    return _coalesced(_Bound(*(np.concatenate(columns) for columns in zip(head, last))))
+    return _coalesced(_Bound(*(np.concatenate(columns) for columns in zip(head, last, strict=True))))
 
 
 def _addressed(part: PlanPart, rows: Rows, source: Ints, destination: Ints) -> _Bound:

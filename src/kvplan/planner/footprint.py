@@ -49,7 +49,7 @@ def check_disjoint(rank: RankLayout) -> None:
 
 def _check_block(items: list[ComponentLayout], stride: int) -> None:
     runs = [footprint(item.block) for item in items]
-    for item, (offset, num_bytes) in zip(items, runs):
+    for item, (offset, num_bytes) in zip(items, runs, strict=True):
         low, high = int(offset[0]), int((offset + num_bytes).max())
         if low < 0 or high > stride:
             raise BoundsError(

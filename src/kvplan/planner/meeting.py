@@ -62,7 +62,7 @@ class Meeting:
 
     def cells(self, source_rank: int, chosen: list[tuple[int, ...]]) -> list[Cells]:
         """Return the cells of the chosen classes as that source rank and the destination hold them."""
-        product = [sorted(set(labels)) for labels in zip(*chosen)]
+        product = [sorted(set(labels)) for labels in zip(*chosen, strict=True)]
         if math.prod(map(len, product)) == len(chosen):
             return [self._cells(source_rank, product)]
         return [self._cells(source_rank, [[label] for label in labels]) for labels in chosen]
@@ -70,7 +70,7 @@ class Meeting:
     def _cells(self, source_rank: int, labels: list[list[int]]) -> Cells:
         axes = []
         for axis, wanted, here, there in zip(
-            self.axes, labels, self.source_tables[source_rank], self.destination_tables
+            self.axes, labels, self.source_tables[source_rank], self.destination_tables, strict=True
         ):
             kept = np.isin(axis.label, wanted) if len(wanted) < len(axis.masks) else slice(None)
             axes.append(pieces(here, there, axis.start[kept], axis.stop[kept]))
@@ -92,7 +92,7 @@ def meet(destination: BlockLayout, sources: Mapping[int, BlockLayout]) -> Meetin
     Raises UncoveredError or FormatMismatchError without layer and component; the caller adds them.
     """
     refined = common_atoms([destination, *sources.values()])
-    destination, sources = refined[0], dict(zip(sources, refined[1:]))
+    destination, sources = refined[0], dict(zip(sources, refined[1:], strict=True))
     d_tokens, s_tokens = _tokens(destination, sources)
     period = None if d_tokens is None or s_tokens is None else period_tokens(s_tokens, d_tokens)
     d_tables = _tables(destination, period)
@@ -147,7 +147,7 @@ def _masks(held: NDArray[np.bool_], ranks: list[int]) -> tuple[tuple[int, ...], 
     else:
         distinct, label = np.unique(held, axis=0, return_inverse=True)
         label = label.reshape(-1)
-    masks = tuple(sum(1 << rank for rank, has in zip(ranks, row) if has) for row in distinct.tolist())
+    masks = tuple(sum(1 << rank for rank, has in zip(ranks, row, strict=True) if has) for row in distinct.tolist())
     return masks, label
 
 
@@ -155,10 +155,10 @@ def _classes(names: tuple[str, ...], axes: tuple[Labelled, ...]) -> list[tuple[t
     found = []
     for labels in itertools.product(*(range(len(axis.masks)) for axis in axes)):
         mask = -1
-        for axis, label in zip(axes, labels):
+        for axis, label in zip(axes, labels, strict=True):
             mask &= axis.masks[label]
         if mask == 0:
-            where = ", ".join(_where(name, axis, label) for name, axis, label in zip(names, axes, labels))
+            where = ", ".join(_where(name, axis, label) for name, axis, label in zip(names, axes, labels, strict=True))
             raise UncoveredError(f"no single source rank holds {where}")
         found.append((labels, mask))
     return found

@@ -117,7 +117,7 @@ class Pairing:
         if known is None:
             known = {}
             for rank in sorted(set(elected)):
-                labels = [own for (own, _), source in zip(meeting.classes, elected) if source == rank]
+                labels = [own for (own, _), source in zip(meeting.classes, elected, strict=True) if source == rank]
                 cells = tuple(meeting.cells(rank, labels))
                 self._num_shares += 1
                 known[rank] = (self._num_shares, cells, tuple(map(rows_of, cells)))
@@ -128,7 +128,7 @@ class Pairing:
     @staticmethod
     def _prove(meeting: Meeting, elected: tuple[int, ...], rows: dict[int, Rows], item: ComponentLayout) -> None:
         try:
-            prove(meeting, dict(zip((own for own, _ in meeting.classes), elected)), rows)
+            prove(meeting, dict(zip((own for own, _ in meeting.classes), elected, strict=True)), rows)
         except PlanError as error:
             raise PlanError(f"layer {item.layer!r} component {item.component!r}: {error}") from None
 

@@ -161,7 +161,7 @@ def _part(pairing: Pairing, destination_rank: int, stamped: list[list[Share]]) -
     placed = [
         (rows, PlacedCells(cells, x.source.block.base_bytes, x.destination.block.base_bytes))
         for x in first
-        for cells, rows in zip(x.cells, x.rows)
+        for cells, rows in zip(x.cells, x.rows, strict=True)
     ]
     regions = [pairing.regions(shares[0], destination_rank) for shares in stamped]
     layers = dict.fromkeys(x.source.layer for shares in stamped for x in shares)

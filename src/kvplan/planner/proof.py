@@ -114,7 +114,7 @@ def _check_chunk(
 
 def _place(tables: tuple[AxisTable, ...], coordinates: list[Ints]) -> _Side:
     offset = slot = np.zeros(1, np.int64)
-    for table, x in zip(tables, coordinates):
+    for table, x in zip(tables, coordinates, strict=True):
         i = locate(table, x)[0]
         here = table.offset[i] + (x - table.start[i]) * table.step[i]
         offset = (offset[:, None] + here[None, :]).reshape(-1)
@@ -136,5 +136,5 @@ def _elected(labels: list[Ints], elected: Mapping[tuple[int, ...], int], shape: 
 def _fail(meeting: Meeting, coordinates: list[Ints], bad: NDArray[np.bool_], what: str) -> None:
     shape = [len(x) for x in coordinates]
     place = np.unravel_index(int(np.flatnonzero(bad)[0]), shape) if shape else ()
-    where = ", ".join(f"{name} {int(x[i])}" for name, x, i in zip(meeting.names, coordinates, place))
+    where = ", ".join(f"{name} {int(x[i])}" for name, x, i in zip(meeting.names, coordinates, place, strict=True))
     raise PlanError(f"the plan is wrong: {where or 'the only atom'} {what}")

@@ -1,6 +1,6 @@
 """Rows: runs inside the blocks of one period, as arrays; how a product of pieces becomes rows. No addresses.
 
-1. A cell is one piece per axis: a loop nest of (count, source step, destination step).
+1. A cell is one piece per axis: a loop nest of (turns, source step, destination step).
 2. Fold: an axis whose two steps both equal the bytes so far is swallowed by the run.
 3. What is left is expanded; cells with equal loop nests are expanded together, by one broadcast.
 4. Coalesce: rows that continue each other on both sides become one.
@@ -42,14 +42,14 @@ class Cells(NamedTuple):
 
     def clipped(self, name: str, stop: int) -> Cells:
         """Return the cells with one axis cut at ``stop``."""
-        axes = tuple(clip(p, stop) if n == name else p for n, p in zip(self.names, self.axes))
+        axes = tuple(clip(p, stop) if n == name else p for n, p in zip(self.names, self.axes, strict=True))
         return self._replace(axes=axes)
 
 
 class _Loop(NamedTuple):
-    """Pieces of one axis that share (count, source step, destination step)."""
+    """Pieces of one axis that share (turns, source step, destination step)."""
 
-    count: int
+    turns: int
     source_step: int
     destination_step: int
     pieces: Pieces
@@ -75,7 +75,7 @@ def concatenate(parts: Sequence[Rows]) -> Rows:
         return parts[0]
     if not parts:
         return empty_rows()
-    return Rows(*(np.concatenate(columns) for columns in zip(*parts)))
+    return Rows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 def shifted(rows: Rows, source_bytes: int, destination_bytes: int) -> Rows:
@@ -105,21 +105,26 @@ def coalesce(rows: Rows) -> Rows:
         & (rows.destination_offset[1:] == rows.destination_offset[:-1] + rows.num_bytes[:-1])
     )
     total = np.add.reduceat(rows.num_bytes, first)
-    return Rows(*(column[first] for column in rows[:4]), total)
+    return Rows(*(column[first] for column in rows))._replace(num_bytes=total)
 
 
 def run_starts(continues: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Ints:
-    """Return the indices at which a run starts, given for each neighbour pair whether the second continues the first."""
+    """Return the indices at which a run starts, given for each neighbour pair whether it continues."""
     return np.flatnonzero(np.concatenate([[True], ~continues]))
 
 
 def _loops(p: Pieces) -> list[_Loop]:
     shape = np.stack([p.stop - p.start, p.source_step, p.destination_step], axis=1)
     if len(shape) == 1 or (shape == shape[0]).all():
-        return [_Loop(*shape[0].tolist(), p)]
+        return [_loop(shape[0], p)]
     kinds, which = np.unique(shape, axis=0, return_inverse=True)
     which = which.reshape(-1)
-    return [_Loop(*kind.tolist(), Pieces(*(c[which == i] for c in p))) for i, kind in enumerate(kinds)]
+    return [_loop(kind, Pieces(*(c[which == i] for c in p))) for i, kind in enumerate(kinds)]
+
+
+def _loop(shape: Ints, p: Pieces) -> _Loop:
+    turns, source_step, destination_step = shape.tolist()
+    return _Loop(turns, source_step, destination_step, p)
 
 
 def _expand(nest: tuple[_Loop, ...], atom_bytes: int) -> Rows:
@@ -131,19 +136,19 @@ def _expand(nest: tuple[_Loop, ...], atom_bytes: int) -> Rows:
         for i, add in enumerate((p.source_slot, p.destination_slot, p.source_offset, p.destination_offset)):
             columns[i] = (columns[i][:, None] + add[None, :]).reshape(-1)
     for loop in left:
-        turn = np.arange(loop.count, dtype=np.int64)
+        turn = np.arange(loop.turns, dtype=np.int64)
         for i, step in enumerate((0, 0, loop.source_step, loop.destination_step)):
             columns[i] = (columns[i][:, None] + (turn * step)[None, :]).reshape(-1)
-    return Rows(*columns, np.full(len(columns[0]), num_bytes, np.int64))
+    return Rows(*(*columns, np.full(len(columns[0]), num_bytes, np.int64)))
 
 
 def _fold(nest: tuple[_Loop, ...], atom_bytes: int) -> tuple[int, list[_Loop]]:
     """Return the bytes of one run and the loops that do not fold into it."""
-    left = [loop for loop in nest if loop.count > 1]
+    left = [loop for loop in nest if loop.turns > 1]
     num_bytes = atom_bytes
     while True:
         inner = next((x for x in left if x.source_step == num_bytes and x.destination_step == num_bytes), None)
         if inner is None:
             return num_bytes, left
-        num_bytes *= inner.count
+        num_bytes *= inner.turns
         left.remove(inner)

@@ -7,6 +7,7 @@ convolution is ``width`` in [-w, 0)).
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,7 +69,7 @@ class Axis:
         if not self.spans:
             raise LayoutError(f"axis {self.name!r} has no spans; a rank that holds nothing of it declares no component")
         merged = tuple(_merge(sorted(self.spans, key=lambda span: span.start)))
-        for left, right in zip(merged, merged[1:]):
+        for left, right in itertools.pairwise(merged):
             if right.start < left.stop:
                 raise LayoutError(
                     f"axis {self.name!r}: spans [{left.start}, {left.stop}) and [{right.start}, {right.stop}) overlap"

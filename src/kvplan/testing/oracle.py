@@ -44,7 +44,7 @@ class Memory:
 
     def view(self, address: int, num_bytes: int) -> NDArray[np.uint8]:
         """Return the bytes at an absolute address; raises IndexError when they are not inside one region."""
-        for region, held in zip(self.rank.regions, self.bytes):
+        for region, held in zip(self.rank.regions, self.bytes, strict=True):
             if region.base <= address and address + num_bytes <= region.base + region.num_bytes:
                 return held[address - region.base : address - region.base + num_bytes]
         raise IndexError(f"[{address}, {address + num_bytes}) is not inside one region")
@@ -87,7 +87,7 @@ def _component_elements(item: ComponentLayout, rank: RankLayout, table: BlockTab
             continue
         first = table.first_token + index * (block.tokens_per_block or 0)
         for combination in itertools.product(*places):
-            names = dict((name, x) for name, x, _ in combination)
+            names = {name: x for name, x, _ in combination}
             if block.tokens_per_block is None:
                 names["state"] = index
             else:
@@ -107,7 +107,7 @@ def write_coordinates(memory: Memory, tables: Sequence[BlockTable]) -> None:
 def apply(descriptors: Descriptors, source: Memory, destination: Memory) -> None:
     """Copy every descriptor; raises IndexError when one leaves the regions of its side."""
     columns = (descriptors.source_address, descriptors.destination_address, descriptors.num_bytes)
-    for s, d, n in zip(*(column.tolist() for column in columns)):
+    for s, d, n in zip(*(column.tolist() for column in columns), strict=True):
         destination.view(d, n)[:] = source.view(s, n)
 
 
@@ -121,7 +121,7 @@ def check_moved(memory: Memory, tables: Sequence[BlockTable], moved: Callable[[i
         if moved(element.token):
             value = np.frombuffer(element.value, np.uint8)
             expected[element.region][element.offset : element.offset + len(value)] = value
-    for region, (want, have) in enumerate(zip(expected, memory.bytes)):
+    for region, (want, have) in enumerate(zip(expected, memory.bytes, strict=True)):
         wrong = np.flatnonzero(want != have)
         if len(wrong):
             at = int(wrong[0])
