@@ -68,7 +68,7 @@ class SessionConfig:
     """How often a done or a release is sent before it is given up (the lease ends anyway)."""
     peer_idle_s: float = 600.0
     """A peer without reads for so long is forgotten."""
-    poll_s: float = 0.0005
+    poll_s: float = 0.001
     """Time between two looks at transfers that are pending."""
     close_timeout_s: float = 5.0
     """How long ``close`` waits for outstanding transfers."""
@@ -144,7 +144,8 @@ class SessionConfig:
         if unknown:
             raise DescriptionError(f"unknown option {unknown[0]!r}; known: {', '.join(sorted(known))}")
         defaults = SessionConfig()
-        return SessionConfig(**{name: _typed(name, value, getattr(defaults, name)) for name, value in options.items()})
+        typed = {name: _typed(name, value, getattr(defaults, name)) for name, value in options.items()}
+        return replace(defaults, **typed)
 
 
 def _typed(name: str, value: object, default: object) -> object:
