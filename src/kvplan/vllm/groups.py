@@ -1,0 +1,101 @@
+"""KV cache groups: from vLLM's block id lists to block tables with token positions, and back. No layers' bytes.
+
+Rules, per group that takes part in transfers (``KVCacheConfig.transfer_groups``, in that order):
+
+1. Entry ``i`` of an attention group's list stands for the tokens from ``i * tokens_per_block``. A null block (id 0)
+   holds nothing: it becomes a hole. Leading holes are dropped by moving ``first_token``.
+2. A table covers ``[first, last)``: what the reader lacks and the writer has. Lookahead blocks behind ``last`` and
+   blocks before ``first`` are not in it.
+3. A state group's list has the state after token ``n`` at entry ``ceil(n / block_size) - 1`` (vLLM 0.32
+   ``MambaManager``: one block when states are not cached, position-indexed otherwise); speculative scratch blocks
+   lie behind it. Its table is that one block, and stands for exactly ``n`` tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvplan.errors import BindError, UnsupportedError
+from kvplan.planner import BlockTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NULL_BLOCK = 0
+"""vLLM's placeholder block: nothing is ever stored in it (``v1/core/block_pool.py``)."""
+
+HOLE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One KV cache group that takes part in transfers."""
+
+    index: int
+    """Position among the groups that take part: the planner's group index."""
+    tokens_per_block: int
+    """Tokens of the sequence that one block id stands for."""
+    is_state: bool = False
+    """True when a block holds the state after the last token instead of tokens."""
+
+
+def read_groups(kv_cache_config: Any, *, dcp: int = 1) -> tuple[Group, ...]:
+    """Return the groups of a vLLM ``KVCacheConfig``."""
+    from vllm.v1.kv_cache_interface import AttentionSpec, MambaSpec, iter_layer_specs
+
+    groups = []
+    for index, group in enumerate(kv_cache_config.transfer_groups):
+        specs = tuple(iter_layer_specs(group.kv_cache_spec))
+        is_state = all(isinstance(spec, MambaSpec) for spec in specs)
+        if not is_state and not all(isinstance(spec, AttentionSpec) for spec in specs):
+            kinds = sorted({type(spec).__name__ for spec in specs})
+            raise UnsupportedError(f"KV cache group {index} has {', '.join(kinds)}; attention and Mamba groups work")
+        sharded = dcp if specs and specs[0].dcp_sharded and not is_state else 1
+        groups.append(Group(index, group.kv_cache_spec.block_size * sharded, is_state))
+    return tuple(groups)
+
+
+def select(kv_cache_config: Any, block_ids: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Return the lists of the groups that take part, from lists of all groups."""
+    return tuple(tuple(ids) for ids in kv_cache_config.select_transfer_block_ids(block_ids))
+
+
+def block_tables(
+    groups: Sequence[Group], block_ids: Sequence[Sequence[int]], *, first: int, last: int
+) -> tuple[BlockTable, ...]:
+    """Return each group's table over the tokens ``[first, last)``.
+
+    Raises ``BindError`` when a list is too short, a state block is missing, or ``first`` lies inside a block: then a
+    transfer would not be provably right.
+
+    >>> block_tables([Group(0, 32)], [[7, 8, 9, 10]], first=32, last=70)
+    (BlockTable(first_token=32, block_ids=(8, 9)),)
+    >>> block_tables([Group(0, 32)], [[0, 2, 3]], first=0, last=96)
+    (BlockTable(first_token=32, block_ids=(2, 3)),)
+    """
+    if len(groups) != len(block_ids):
+        raise BindError(f"{len(block_ids)} block id lists for {len(groups)} groups")
+    if not 0 <= first < last:
+        raise BindError(f"tokens [{first}, {last}) are not an interval")
+    table = {False: _attention_table, True: _state_table}
+    return tuple(table[group.is_state](group, ids, first, last) for group, ids in zip(groups, block_ids))
+
+
+def _attention_table(group: Group, ids: Sequence[int], first: int, last: int) -> BlockTable:
+    size = group.tokens_per_block
+    if first % size:
+        raise BindError(f"group {group.index}: token {first} lies inside a block of {size}")
+    start, stop = first // size, -(last // -size)
+    if len(ids) < stop:
+        raise BindError(f"group {group.index}: {len(ids)} blocks of {size} tokens for {last} tokens")
+    while start < stop and ids[start] == NULL_BLOCK:
+        start += 1
+    return BlockTable(start * size, tuple(HOLE if item == NULL_BLOCK else item for item in ids[start:stop]))
+
+
+def _state_table(group: Group, ids: Sequence[int], first: int, last: int) -> BlockTable:
+    entry = -(last // -group.tokens_per_block) - 1
+    if entry >= len(ids) or ids[entry] == NULL_BLOCK:
+        raise BindError(f"group {group.index}: no block holds the state after token {last} (blocks {list(ids)})")
+    return BlockTable(0, (ids[entry],))
