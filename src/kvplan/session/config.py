@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import DescriptionError
 
@@ -57,6 +57,8 @@ class SessionConfig:
     """How long a read waits for first contact with its peer, retries included."""
     hello_timeout_s: float = 5.0
     """How long one attempt waits for one answer."""
+    claim_timeout_s: float = 15.0
+    """How long a claim may stay unanswered; more than ``claim_park_s``."""
     transfer_timeout_s: float = 60.0
     """How long a read may take from the first claim; longer than that it fails when its last write has ended."""
     backoff_s: float = 0.1
@@ -78,6 +80,8 @@ class SessionConfig:
     """Move the last block whole (the runtime's way); False clips exactly at the number of tokens."""
     read_retries: int = 1
     """How often one failed piece of a read is read again."""
+    max_posted: int = 64
+    """Posts that may be in flight."""
     max_post_bytes: int = 256 << 20
     """Largest single post; larger reads are posted in pieces."""
     staging_threshold_bytes: int = 4096
@@ -144,7 +148,7 @@ class SessionConfig:
         if unknown:
             raise DescriptionError(f"unknown option {unknown[0]!r}; known: {', '.join(sorted(known))}")
         defaults = SessionConfig()
-        typed = {name: _typed(name, value, getattr(defaults, name)) for name, value in options.items()}
+        typed: dict[str, Any] = {name: _typed(name, value, getattr(defaults, name)) for name, value in options.items()}
         return replace(defaults, **typed)
 
 

@@ -1,12 +1,13 @@
 """Every life in a session as an enum, a transition table and one ``advance``. No messages, no clocks.
 
-Five things live at different times and end for different reasons::
+Six things live at different times and end for different reasons::
 
     offer      the producer's blocks of one request       OPEN -> CLAIMED -> ENDED, CLOSING while readers finish
     claim      one reader's hold on one offer, here       ASKED -> GRANTED -> ENDED, or REFUSED
     piece      one batch that a transport writes          WAITING -> POSTED -> ARRIVED, or FAILED
     read       one local request                          WAITING -> READING -> RECEIVED, or DRAINING -> FAILED
     peer       one remote engine                          ASKING -> READY, SUSPECT, REFUSED, GONE
+    link       the control connection to one of its ranks NEW -> INTRODUCING -> READY, and back when it is lost
 """
 
 from __future__ import annotations
@@ -133,6 +134,24 @@ class PeerEvent(Enum):
     VANISH = auto()
 
 
+class LinkState(Enum):
+    """The control connection to one rank of a peer."""
+
+    NEW = auto()
+    INTRODUCING = auto()
+    READY = auto()
+    """The rank knows who we are."""
+
+
+class LinkEvent(Enum):
+    """What happens to a link."""
+
+    INTRODUCE = auto()
+    WELCOME = auto()
+    RESET = auto()
+    """The connection was lost, or the rank has forgotten us."""
+
+
 OFFER: Mapping[tuple[OfferState, OfferEvent], OfferState] = {
     (OfferState.OPEN, OfferEvent.CLAIM): OfferState.CLAIMED,
     (OfferState.OPEN, OfferEvent.READER_DONE): OfferState.OPEN,
@@ -186,6 +205,16 @@ PEER: Mapping[tuple[PeerState, PeerEvent], PeerState] = {
     (PeerState.SUSPECT, PeerEvent.HELLO): PeerState.READY,
     (PeerState.SUSPECT, PeerEvent.VANISH): PeerState.GONE,
     (PeerState.REFUSED, PeerEvent.VANISH): PeerState.GONE,
+}
+
+LINK: Mapping[tuple[LinkState, LinkEvent], LinkState] = {
+    (LinkState.NEW, LinkEvent.INTRODUCE): LinkState.INTRODUCING,
+    (LinkState.NEW, LinkEvent.RESET): LinkState.NEW,
+    (LinkState.INTRODUCING, LinkEvent.INTRODUCE): LinkState.INTRODUCING,
+    (LinkState.INTRODUCING, LinkEvent.WELCOME): LinkState.READY,
+    (LinkState.INTRODUCING, LinkEvent.RESET): LinkState.NEW,
+    (LinkState.READY, LinkEvent.WELCOME): LinkState.READY,
+    (LinkState.READY, LinkEvent.RESET): LinkState.NEW,
 }
 
 

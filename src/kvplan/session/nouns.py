@@ -104,6 +104,7 @@ REASONS = {
     "expired": "the reference's lease has ended",
     "handshake_failed": "the peer answered the handshake with something that cannot be used",
     "handshake_timeout": "the peer did not answer the handshake in time",
+    "not_elected": "the two sides disagree about which ranks read from which",
     "incompatible": "the two engines must not exchange cache",
     "lease_lost": "the lease ended, or could not be proven alive, while bytes were still on their way",
     "overloaded": "a bounded queue was full",
