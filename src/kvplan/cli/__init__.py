@@ -1,0 +1,1 @@
+"""The command line: files and targets in, text, pictures and JSON out. No arithmetic of bytes."""

@@ -1,0 +1,46 @@
+"""Targets: what a person names on the command line becomes an engine layout. No plan, no output.
+
+A target is the path of a description (``docs/descriptions.md``). One :class:`AddressSpace` serves both targets of a
+command, so that the made-up addresses of a dry run are disjoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvplan.layouts import AddressSpace, EngineSpec, engine_layout
+from kvplan.layouts.description import read_description
+
+if TYPE_CHECKING:
+    from kvplan.planner import EngineLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One engine that a command speaks about."""
+
+    name: str
+    """What the person wrote."""
+    layout: EngineLayout
+    spec: EngineSpec | None
+    """The description, or None for a live engine, which gives its layout only."""
+
+    def window(self, group: int) -> int | None:
+        """Return the sliding window of a group: the tokens a query sees; None means all."""
+        if self.spec is None:
+            return None
+        windows = {getattr(layer, "window", None) for layer in self.spec.layers if layer.group == group}
+        return windows.pop() if len(windows) == 1 else None
+
+
+def load_target(target: str, addresses: AddressSpace) -> Target:
+    """Return the engine that a target names."""
+    spec = read_description(target)
+    return Target(target, engine_layout(spec, addresses), spec)
+
+
+def load_pair(source: str, destination: str) -> tuple[Target, Target]:
+    """Return both engines of a command, with disjoint addresses."""
+    addresses = AddressSpace()
+    return load_target(source, addresses), load_target(destination, addresses)

@@ -1,0 +1,41 @@
+"""Two targets become one proved plan, or a reason why not. Shared by the commands; prints nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvplan.errors import CompatibilityError
+from kvplan.layouts.compare import differences
+from kvplan.planner import bind, plan_engines
+
+if TYPE_CHECKING:
+    from kvplan.cli.engine_file import Target
+    from kvplan.cli.request_file import Request
+    from kvplan.planner import Descriptors, EnginePlan
+
+
+def proved_plan(source: Target, destination: Target) -> EnginePlan:
+    """Return the plan of two engines. Raises CompatibilityError or PlanError when they cannot exchange cache."""
+    found = differences(source.layout, destination.layout)
+    if found:
+        raise CompatibilityError(found)
+    return plan_engines(source.layout, destination.layout)
+
+
+def bound_pairs(plan: EnginePlan, request: Request, *, require_cover: bool) -> list[tuple[int, int, Descriptors]]:
+    """Return (source rank, destination rank, descriptors) of every pair, cut exactly at the request's last token."""
+    return [
+        (
+            pair.source_rank,
+            pair.destination_rank,
+            bind(
+                pair,
+                request.source,
+                request.destination,
+                num_tokens=request.num_tokens,
+                whole_blocks=False,
+                require_cover=require_cover,
+            ),
+        )
+        for pair in plan.pairs
+    ]

@@ -1,0 +1,192 @@
+"""YAML and JSON documents with line numbers, and building nouns from them. No meaning of any field.
+
+1. :func:`load` parses a file into plain values and remembers the line of every key.
+2. :func:`build` fills a dataclass from a mapping: unknown keys are refused with near matches, missing ones named, each
+   value checked against the field's type, whole numbers against their least value.
+3. An error names its field as ``cache.block_size``; :meth:`Document.located` adds file and line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+import yaml
+
+from kvplan.errors import DescriptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+T = TypeVar("T")
+
+MAX_FILE_BYTES = 16 << 20
+"""Descriptions are written by people; a larger file is a mistake."""
+
+FROM_ZERO = frozenset({"group", "index", "first_token", "num_tokens"})
+"""Whole numbers that may be 0; all others begin at 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A parsed file."""
+
+    file: str
+    data: Any
+    lines: Mapping[str, int]
+    """Line (from 1) per dotted path, as ``model.layers.0.name``."""
+
+    def line(self, field: str) -> int:
+        """Return the line of a field, or of the nearest thing around it."""
+        parts = field.split(".") if field else []
+        for count in range(len(parts), 0, -1):
+            found = self.lines.get(".".join(parts[:count]))
+            if found is not None:
+                return found
+        return 1
+
+    def located(self, error: DescriptionError) -> DescriptionError:
+        """Return the error with file, line and field in its message; one that has a file already is left alone."""
+        if error.file:
+            return error
+        line = self.line(error.field)
+        where = f"{self.file}:{line}: {error.field}: " if error.field else f"{self.file}:{line}: "
+        return DescriptionError(f"{where}{error}", field=error.field, file=self.file, line=line)
+
+
+def load(path: Path) -> Document:
+    """Return a YAML or JSON file as plain values with lines (JSON is YAML)."""
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise DescriptionError(f"{path}:1: the file has more than {MAX_FILE_BYTES} bytes", file=str(path), line=1)
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DescriptionError(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
+    except UnicodeDecodeError:
+        raise DescriptionError(f"{path}:1: not UTF-8 text", file=str(path), line=1) from None
+    return parse(text, str(path))
+
+
+def parse(text: str, file: str) -> Document:
+    """Return a YAML or JSON text as plain values with lines."""
+    loader = yaml.SafeLoader(text)
+    lines: dict[str, int] = {}
+    try:
+        node = loader.get_single_node()
+        data = None if node is None else _value(loader, node, "", lines)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        message = f"{file}:{line}: not YAML: {error.problem or error.context}"
+        raise DescriptionError(message, file=file, line=line) from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise DescriptionError(f"{file}:1: not YAML: {error}", file=file, line=1) from None
+    finally:
+        loader.dispose()
+    return Document(file, data, lines)
+
+
+def _value(loader: yaml.SafeLoader, node: yaml.Node, path: str, lines: dict[str, int]) -> Any:
+    lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.MappingNode):
+        loader.flatten_mapping(node)
+        found: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            key = loader.construct_object(key_node)
+            name = f"{path}.{key}" if path else str(key)
+            if isinstance(key, (list, dict)) or key in found:
+                mark = key_node.start_mark
+                raise yaml.MarkedYAMLError(problem=f"key {key!r} is given twice", problem_mark=mark)
+            lines[name] = key_node.start_mark.line + 1
+            found[key] = _value(loader, value_node, name, lines)
+        return found
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(loader, item, f"{path}.{i}" if path else str(i), lines) for i, item in enumerate(node.value)]
+    return loader.construct_object(node)
+
+
+def mapping(data: Any, field: str) -> dict[str, Any]:
+    """Return the data as a mapping with text keys, lower case and with underscores."""
+    if not isinstance(data, dict):
+        raise DescriptionError(f"{_shown(data)} is not a mapping", field=field)
+    return {
+        str(key).strip().lower().replace("-", "_") if isinstance(key, str) else str(key): x for key, x in data.items()
+    }
+
+
+def sequence(data: Any, field: str) -> list[Any]:
+    """Return the data as a list."""
+    if not isinstance(data, list):
+        raise DescriptionError(f"{_shown(data)} is not a list", field=field)
+    return data
+
+
+def check_keys(data: Mapping[str, Any], allowed: list[str], field: str) -> None:
+    """Refuse keys that nobody reads, with near matches."""
+    for key in data:
+        if key not in allowed:
+            near = difflib.get_close_matches(key, allowed, n=2, cutoff=0.5)
+            hint = f"did you mean {' or '.join(near)}? " if near else ""
+            raise DescriptionError(
+                f"{key!r} is not known here; {hint}allowed: {', '.join(allowed)}", field=f"{field}.{key}".lstrip(".")
+            )
+
+
+def build(cls: type[T], data: Mapping[str, Any], field: str, *, aliases: Mapping[str, str] | None = None) -> T:
+    """Return an instance of a dataclass, its fields read from a mapping; ``aliases`` maps other names to fields."""
+    hints = get_type_hints(cls)
+    known = {item.name: item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    given: dict[str, Any] = {}
+    for key, value in data.items():
+        name = (aliases or {}).get(key, key)
+        if name in known and name in given:
+            raise DescriptionError(f"{key!r} and another key both give {name}", field=f"{field}.{key}".lstrip("."))
+        given[name] = _checked(value, hints[name], name, f"{field}.{key}".lstrip(".")) if name in known else value
+    check_keys(given, list(known), field)
+    missing = [name for name, item in known.items() if name not in given and _required(item)]
+    if missing:
+        raise DescriptionError(f"{' and '.join(missing)} must be given", field=field)
+    return cls(**given)
+
+
+def _required(item: dataclasses.Field[Any]) -> bool:
+    return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+
+
+def _checked(value: Any, hint: Any, name: str, field: str) -> Any:
+    choices = get_args(hint) if get_origin(hint) is Literal else ()
+    if choices and isinstance(value, str):
+        value = next((choice for choice in choices if choice.lower() == value.strip().lower().replace("-", "_")), value)
+    if choices and value not in choices:
+        raise DescriptionError(f"{_shown(value)} is not allowed; allowed: {', '.join(choices)}", field=field)
+    try:
+        value = msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise DescriptionError(f"{_shown(value)}: {_plain(str(error))}", field=field) from None
+    least = 0 if name in FROM_ZERO else 1
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, int) and not isinstance(number, bool) and number < least:
+            raise DescriptionError(f"{number} is too small; it is a whole number from {least} on", field=field)
+    return value
+
+
+def _plain(message: str) -> str:
+    words = {
+        "`int`": "a whole number",
+        "`str`": "text",
+        "`bool`": "true or false",
+        "`array`": "a list",
+        "`null`": "nothing",
+    }
+    text = message.split(" - at ", maxsplit=1)[0]
+    for word, plain in words.items():
+        text = text.replace(word, plain)
+    return text[0].lower() + text[1:]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,94 @@
+"""Hugging Face ``config.json`` -> layers with a cache, named and grouped as vLLM 0.32 does. No parallelism.
+
+Layer names are vLLM's module names, because a running engine describes itself with those. A family that is not
+listed in ``FAMILIES`` is refused by name; explicit ``layers`` describe any other model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvplan.errors import DescriptionError, UnsupportedError
+from kvplan.layouts.formats import dtype_name
+from kvplan.layouts.groups import assign_groups
+from kvplan.layouts.hf_families import FAMILIES, Config
+
+if TYPE_CHECKING:
+    from kvplan.layouts.engine import LayerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model as far as its cache goes."""
+
+    name: str = ""
+    layers: tuple[LayerSpec, ...] = ()
+    num_layers: int = 0
+    """Decoder layers, those without a cache included."""
+    hybrid_memory: bool = False
+    """True when layers of several groups share memory."""
+
+
+def read_hf_config(path: Path, *, dtype: str | None = None) -> ModelSpec:
+    """Return the model of a ``config.json`` (or of the folder that holds one); ``dtype`` overrides the config's."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DescriptionError(f"{file} cannot be read: {error.strerror}", field="model.hf_config") from None
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        line = getattr(error, "lineno", 1)
+        raise DescriptionError(f"{file}:{line}: not JSON: {error}", file=str(file), line=line) from None
+    if not isinstance(data, dict):
+        raise DescriptionError(f"{file}:1: not a model config: a JSON object is expected", file=str(file), line=1)
+    try:
+        return model_spec(data, dtype=dtype)
+    except DescriptionError as error:
+        line = _line_of(error.field, text)
+        where = f"{file}:{line}: {error.field}: " if error.field else f"{file}:{line}: "
+        raise DescriptionError(f"{where}{error}", field=error.field, file=str(file), line=line) from None
+
+
+def model_spec(data: dict[str, Any], *, dtype: str | None = None) -> ModelSpec:
+    """Return the model of a parsed ``config.json``."""
+    config = Config(_language_part(data), dtype or _dtype(data))
+    family = next((name for name in _family_names(data) if name in FAMILIES), None)
+    if family is None:
+        raise UnsupportedError(
+            f"model_type {data.get('model_type')!r} is not known; known: {', '.join(sorted(FAMILIES))}; "
+            "any other model can be described with explicit layers"
+        )
+    prefix = "language_model." if config.data is not data else ""
+    layers, num_layers = FAMILIES[family](config, prefix)
+    grouped = assign_groups(layers)
+    several = len({layer.group for layer in grouped}) > 1
+    return ModelSpec(str(data.get("_name_or_path") or family), grouped, num_layers, several)
+
+
+def _language_part(data: dict[str, Any]) -> dict[str, Any]:
+    text = data.get("text_config")
+    return text if isinstance(text, dict) else data
+
+
+def _family_names(data: dict[str, Any]) -> list[str]:
+    """Return the names that may say which family it is, the language model's own first."""
+    return [str(x.get("model_type", "")) for x in (_language_part(data), data)]
+
+
+def _dtype(data: dict[str, Any]) -> str:
+    for part in (_language_part(data), data):
+        for key in ("torch_dtype", "dtype"):
+            if isinstance(part.get(key), str) and part[key] != "auto":
+                return dtype_name(part[key], field=key)
+    return "bfloat16"
+
+
+def _line_of(field: str, text: str) -> int:
+    match = re.search(rf'"{re.escape(field)}"\s*:', text) if field else None
+    return text.count("\n", 0, match.start()) + 1 if match else 1
