@@ -7,7 +7,7 @@ What this room uses from vLLM, by version:
       failures per request as ``KVConnectorTransferResults.failed_recving``;
       handshake metadata keyed by (pp, tp) (``set_xfer_handshake_metadata_pp_aware``).
     - Every attention layer's cache is a view ``[blocks, heads, tokens, content]`` with the strides of the layout in
-      use; state layers are int8 pages ``[blocks, 1, 1, bytes]`` (``v1/kv_cache_interface.py``, ``create_kv_cache_views``).
+      use; state layers are int8 pages ``[blocks, 1, 1, bytes]`` (``v1/kv_cache_interface.py``).
     - ``KVCacheConfig.transfer_group_ids`` names the groups that a connector moves.
 
 Earlier versions hand over caches of other shapes (K and V as a leading axis of 2, state as lists of tensors) and have
@@ -16,6 +16,7 @@ no request-level failures; they are refused.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from kvplan.errors import UnsupportedError
@@ -32,7 +33,7 @@ def check_version(version: str) -> None:
     Traceback (most recent call last):
     kvplan.errors.UnsupportedError: vLLM 0.11.0 is not supported by this kvplan; these work: 0.32.x
     """
-    numbers = version.split("+")[0].split(".")
+    numbers = version.partition("+")[0].split(".")
     try:
         found = (int(numbers[0]), int(numbers[1]))
     except (IndexError, ValueError):
@@ -47,6 +48,15 @@ def check_installed() -> None:
     import vllm
 
     check_version(str(vllm.__version__))
+
+
+def share_logging() -> None:
+    """Let our log lines go where vLLM's go: it configures its own logger only."""
+    ours, theirs = logging.getLogger("kvplan"), logging.getLogger("vllm")
+    if theirs.handlers and not ours.handlers:
+        ours.handlers = list(theirs.handlers)
+        ours.setLevel(theirs.level)
+        ours.propagate = False
 
 
 def is_registered(factory: Any, name: str) -> bool:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from kvplan.layouts.parallel import Place
 
+    Describer = Callable[[Any, LayerCache, Any, Any, Place], dict[str, BlockLayout]]
+
 
 @dataclass(frozen=True, slots=True)
 class Description:
@@ -78,7 +80,6 @@ def _layer_blocks(vllm_config: Any, cache: LayerCache, spec: Any, module: Any, p
         SlidingWindowSpec,
     )
 
-    Describer = Callable[..., dict[str, BlockLayout]] if TYPE_CHECKING else object  # noqa: N806 - a type
     kinds: tuple[tuple[type, Describer], ...] = (
         (MambaSpec, _state),
         (SlidingWindowMLASpec, _unknown),

@@ -146,6 +146,7 @@ def _cpu_packing(cache: LayerCache, layer: Attention) -> Packing:
 def _kernel_writer(tokens: int, dim: int, layer: Attention, cache: LayerCache) -> Any:
     """Return ``write`` for ``packing.measure``: vLLM's kernel on a scratch block of one head."""
     import torch
+
     from vllm import _custom_ops as ops
 
     model_dtype = getattr(torch, layer.model_dtype)

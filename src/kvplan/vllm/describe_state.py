@@ -15,6 +15,8 @@ from kvplan.layouts import CacheGeometry, GdnSpec, Mamba1Spec, Mamba2Spec, Place
 from kvplan.layouts.formats import ITEM_BYTES, dtype_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvplan.layouts.page import Page
     from kvplan.planner import BlockLayout
     from kvplan.vllm.caches import LayerCache
@@ -50,7 +52,9 @@ class State:
     @property
     def num_bytes(self) -> int:
         """Bytes of the page that mean something."""
-        return sum(prod(shape) * ITEM_BYTES[dtype_name(dtype)] for shape, dtype in zip(self.shapes, self.dtypes))
+        return sum(
+            prod(shape) * ITEM_BYTES[dtype_name(dtype)] for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
 
 
 def state_blocks(cache: LayerCache, state: State, place: Place) -> dict[str, BlockLayout]:
@@ -74,14 +78,12 @@ def state_blocks(cache: LayerCache, state: State, place: Place) -> dict[str, Blo
 
 def _page(cache: LayerCache, state: State, place: Place) -> Page:
     """Return the page that ``layouts`` declares for this kind on this rank."""
-    makers = {"MAMBA1": _mamba1, "MAMBA2": _mamba2, "GDN_ATTN": _gdn}
-    if state.kind not in makers:
-        raise cache.refuse(f"state of kind {state.kind} is not known; known: {', '.join(makers)}")
+    if state.kind not in _SPECS:
+        raise cache.refuse(f"state of kind {state.kind} is not known; known: {', '.join(_SPECS)}")
     if len(state.shapes) != 2 or len(state.dtypes) != 2 or len(state.shapes[0]) != 2:
         raise cache.refuse(f"state of kind {state.kind} has shapes {state.shapes}; two states, convolution first, work")
     geometry = CacheGeometry(conv_layout="DS" if state.dim_first else "SD")
-    spec = makers[state.kind](cache, state, place)
-    (page,) = spec.pages(place, geometry)
+    (page,) = _SPECS[state.kind](cache, state, place).pages(place, geometry)
     return page
 
 
@@ -133,3 +135,11 @@ def _gdn(cache: LayerCache, state: State, place: Place) -> GdnSpec:
         head_k_dim=k_dim,
         head_v_dim=v_dim,
     )
+
+
+_SPECS: dict[str, Callable[[LayerCache, State, Place], Mamba1Spec | Mamba2Spec | GdnSpec]] = {
+    "MAMBA1": _mamba1,
+    "MAMBA2": _mamba2,
+    "GDN_ATTN": _gdn,
+}
+"""How each of vLLM's mixers is declared."""

@@ -13,19 +13,17 @@ Rules, per group that takes part in transfers (``KVCacheConfig.transfer_groups``
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import BindError, UnsupportedError
-from kvplan.planner import BlockTable
+from kvplan.planner import HOLE, BlockTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NULL_BLOCK = 0
 """vLLM's placeholder block: nothing is ever stored in it (``v1/core/block_pool.py``)."""
-
-HOLE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +36,8 @@ class Group:
     """Tokens of the sequence that one block id stands for."""
     is_state: bool = False
     """True when a block holds the state after the last token instead of tokens."""
+    window: int | None = None
+    """Tokens that a query sees, its own included, when vLLM drops the blocks before them; None means all."""
 
 
 def read_groups(kv_cache_config: Any, *, dcp: int = 1) -> tuple[Group, ...]:
@@ -52,8 +52,16 @@ def read_groups(kv_cache_config: Any, *, dcp: int = 1) -> tuple[Group, ...]:
             kinds = sorted({type(spec).__name__ for spec in specs})
             raise UnsupportedError(f"KV cache group {index} has {', '.join(kinds)}; attention and Mamba groups work")
         sharded = dcp if specs and specs[0].dcp_sharded and not is_state else 1
-        groups.append(Group(index, group.kv_cache_spec.block_size * sharded, is_state))
+        groups.append(Group(index, group.kv_cache_spec.block_size * sharded, is_state, _window(specs)))
     return tuple(groups)
+
+
+def _window(specs: Sequence[Any]) -> int | None:
+    """Return the window outside of which vLLM drops a group's blocks (``SlidingWindowManager``), or None."""
+    from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+    windows = [spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None for spec in specs]
+    return None if None in windows else max((item for item in windows if item is not None), default=None)
 
 
 def select(kv_cache_config: Any, block_ids: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
@@ -79,7 +87,7 @@ def block_tables(
     if not 0 <= first < last:
         raise BindError(f"tokens [{first}, {last}) are not an interval")
     table = {False: _attention_table, True: _state_table}
-    return tuple(table[group.is_state](group, ids, first, last) for group, ids in zip(groups, block_ids))
+    return tuple(table[group.is_state](group, ids, first, last) for group, ids in zip(groups, block_ids, strict=True))
 
 
 def _attention_table(group: Group, ids: Sequence[int], first: int, last: int) -> BlockTable:
@@ -99,3 +107,32 @@ def _state_table(group: Group, ids: Sequence[int], first: int, last: int) -> Blo
     if entry >= len(ids) or ids[entry] == NULL_BLOCK:
         raise BindError(f"group {group.index}: no block holds the state after token {last} (blocks {list(ids)})")
     return BlockTable(0, (ids[entry],))
+
+
+def with_windows(groups: Sequence[Group], tables: Sequence[BlockTable], *, last: int) -> tuple[BlockTable, ...]:
+    """Return a reader's tables with the first token that it cannot do without, where a window drops those before.
+
+    A query at token ``last`` sees ``window - 1`` tokens before it. Blocks may begin earlier than that.
+    """
+    return tuple(
+        table if group.window is None else replace(table, needed_from=max(table.first_token, last - group.window + 1))
+        for group, table in zip(groups, tables, strict=True)
+    )
+
+
+def half_filled_blocks(groups: Sequence[Group], tables: Sequence[BlockTable], first_kept: int) -> set[int]:
+    """Return a reader's blocks of window groups that begin before ``first_kept``, the writer's first kept token.
+
+    The window needs nothing of what is missing in them, but another request that found them in the prefix cache would.
+    Such blocks exist only where block sizes differ.
+
+    >>> half_filled_blocks([Group(0, 64, window=64)], [BlockTable(64, (5, 6))], 96)
+    {5}
+    """
+    return {
+        block_id
+        for group, table in zip(groups, tables, strict=True)
+        if group.window is not None
+        for entry, block_id in enumerate(table.block_ids)
+        if block_id != HOLE and table.first_token + entry * group.tokens_per_block < first_kept
+    }

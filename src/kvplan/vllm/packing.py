@@ -1,4 +1,4 @@
-"""Where vLLM's CPU attention puts each element of a block of one head: measured with its own kernel. No layers, no heads.
+"""Where vLLM's CPU attention puts each element of a block of one head: measured with its kernel. No layers, no heads.
 
 The kernel that writes the cache packs K and V by instruction set (``v1/attention/backends/cpu_attn.py``, vLLM 0.32:
 ``vec``, ``vec16``, ``amx``, ``neon``, ...): with ``vec`` K lies as ``[head_dim, block_size]``, with ``amx`` in pairs of

@@ -5,7 +5,8 @@ Three dictionaries occur (the first two as vLLM's NIXL connector has them, so th
 1. Router to prefill: ``{"do_remote_decode": true, "do_remote_prefill": false, "remote_...": null}``.
 2. Prefill to router to decode: ``{"do_remote_prefill": true, "do_remote_decode": false, "remote_engine_id": ...,
    "remote_host": ..., "remote_port": ..., "remote_request_id": ..., "remote_block_ids": [[...], ...],
-   "remote_num_tokens": ..., "tp_size": ..., "pp_size": ..., "dcp_size": ..., "transfer_mode": "pull", "kvplan": {...}}``.
+   "remote_num_tokens": ..., "tp_size": ..., "pp_size": ..., "dcp_size": ..., "transfer_mode": "pull",
+   "kvplan": {...}}``.
 3. ``kvplan`` inside it: ``{"schema": 1, "generation": ..., "first_tokens": [...], "lease_s": ...,
    "prompt_digest": ...}``: what token alignment, reuse detection and the check of the prompt need.
 
@@ -155,7 +156,7 @@ def _tables(params: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[BlockTab
     if not isinstance(firsts, list | tuple) or len(firsts) != len(lists):
         raise ParamsError(f"{KEY}.first_tokens does not name one token per group", field=f"{KEY}.first_tokens")
     tables = []
-    for ids, first in zip(lists, firsts):
+    for ids, first in zip(lists, firsts, strict=True):
         if not isinstance(ids, list | tuple) or len(ids) > MAX_BLOCKS or not all(_is_whole(item, -1) for item in ids):
             raise ParamsError("remote_block_ids holds something else than block ids", field="remote_block_ids")
         if not _is_whole(first, 0):

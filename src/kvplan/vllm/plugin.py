@@ -1,4 +1,4 @@
-"""What vLLM's ``vllm.general_plugins`` entry point calls: it names the connector. No connector code is imported here."""
+"""What vLLM's ``vllm.general_plugins`` entry point calls: it names the connector, and imports none of its code."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def _port(value: object) -> int:
     try:
         return int(str(value))
     except ValueError:
-        raise DescriptionError(f"side channel port is {value!r}; it must be a number", field="side_channel_port") from None
+        raise DescriptionError(f"side channel port is {value!r}, not a number", field="side_channel_port") from None
 
 
 def _check_reachable(host: str, advertise: str) -> None:
