@@ -142,7 +142,7 @@ def test_t11_and_t12_kernel_pages() -> None:
     assert logical_to_kernel_block_ids([[2]], 12) == [list(range(24, 36))]
 
 
-@pytest.mark.parametrize(("ratio", "taken"), [(0, None), (2, 3), (2, 0)])
+@pytest.mark.parametrize("ratio,taken", [(0, None), (2, 3), (2, 0)])
 def test_impossible_ratios_are_refused(ratio: int, taken: int | None) -> None:
     with pytest.raises(BindError, match="ratio is"):
         logical_to_kernel_block_ids([[1]], ratio, kernel_blocks=taken)
