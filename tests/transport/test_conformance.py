@@ -26,13 +26,13 @@ class TestCma(TransportConformance):
 
 
 class TestCmaInSmallTurns(TransportConformance):
-    """The same with 1,000 bytes a turn: nearly every batch is copied by many polls."""
+    """1,000 bytes a turn: nearly every batch is copied by many polls. The peer is another transport of this process."""
 
     def make_transport(self):
         return create("cma", max_batch_bytes=1_000)
 
     def make_peer(self, *sizes, seed=1):
-        return PeerProcess("cma", sizes=sizes, seed=seed)
+        return LocalPeer("cma", sizes=sizes, seed=seed)
 
 
 @pytest.mark.nixl

@@ -1,12 +1,11 @@
 """Moves descriptors between processes; knows no layout and no axis. Carriers: memory (reference), nixl, cma."""
 
-from kvplan.transport.base import CPU, Batch, Device, Direction, Handle, MemoryRange, Progress, State, Transport
+from kvplan.transport.base import Batch, Device, Direction, Handle, MemoryRange, Progress, State, Transport
 from kvplan.transport.checked import CheckedTransport
 from kvplan.transport.ranges import RangeTable
 from kvplan.transport.registry import add_transport, create, known_transports
 
 __all__ = [
-    "CPU",
     "Batch",
     "CheckedTransport",
     "Device",

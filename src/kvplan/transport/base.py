@@ -282,7 +282,8 @@ class Transport(ABC):
     def post(self, batch: Batch) -> Handle:
         """Start moving ``batch``; an empty one is DONE at once. May copy before it returns.
 
-        Raises TransportError (NotRegisteredError, PeerGoneError) when nothing was started.
+        Raises TransportError (NotRegisteredError, PeerGoneError) when it is over at once, in failure: part of
+        it may have been written, nothing of it is in flight.
         """
 
     @abstractmethod

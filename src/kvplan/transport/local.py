@@ -68,6 +68,6 @@ def _word(bits: int) -> int:
 def _view(address: Ints, length: int, word: int) -> NDArray[np.uint8]:
     """Return the memory from the lowest to the highest address, as unsigned words."""
     low, high = int(address.min()), int(address.max()) + length
-    held = np.frombuffer((ctypes.c_uint8 * (high - low)).from_address(low), dtype=np.uint8)
+    held = np.frombuffer(memoryview((ctypes.c_uint8 * (high - low)).from_address(low)), dtype=np.uint8)
     words: NDArray[np.uint8] = held.view(f"u{word}")
     return words
