@@ -3,6 +3,7 @@
 Declare (``RankLayout``), plan (``plan_rank``), bind (``bind``): each step is one function and returns a value.
 """
 
+from kvplan.planner.atoms import AtomTable, atoms
 from kvplan.planner.bind import Descriptors, bind
 from kvplan.planner.election import Election
 from kvplan.planner.layout import BlockLayout, ComponentLayout, EngineLayout, RankLayout, Region
@@ -15,6 +16,7 @@ from kvplan.planner.tables import HOLE, BlockTable
 
 __all__ = [
     "HOLE",
+    "AtomTable",
     "Axis",
     "BlockLayout",
     "BlockTable",
@@ -30,6 +32,7 @@ __all__ = [
     "Region",
     "Span",
     "StagedChunk",
+    "atoms",
     "bind",
     "elect",
     "period_tokens",

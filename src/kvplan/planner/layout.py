@@ -14,7 +14,7 @@ from kvplan.errors import BoundsError, LayoutError
 from kvplan.planner.footprint import check_disjoint
 from kvplan.planner.span import Axis
 
-TOKEN = "token"  # noqa: S105 (an axis, not a secret)
+TOKEN = "token"  # noqa: S105 - an axis, not a secret
 """Name of the axis that is cut into blocks."""
 
 ADDRESS_LIMIT = 1 << 63

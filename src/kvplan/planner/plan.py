@@ -51,13 +51,18 @@ class PlanPart:
     source_regions: tuple[Region, ...]
     """One per region pair; all of one stride."""
     destination_regions: tuple[Region, ...]
-    layers: tuple[str, ...]
-    """Names of the layers that move, in the source rank's order."""
+    names: tuple[tuple[tuple[str, str], ...], ...]
+    """(layer, component) per region pair and entry of ``placed``."""
 
     @property
     def num_regions(self) -> int:
         """Number of region pairs."""
         return len(self.source_regions)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers that move, each once, in the source rank's order."""
+        return tuple(dict.fromkeys(layer for pair in self.names for layer, _ in pair))
 
     def rows_until(self, token: int) -> Rows:
         """Return the rows of a period that ends at ``token`` (coordinate inside the period)."""
@@ -164,7 +169,7 @@ def _part(pairing: Pairing, destination_rank: int, stamped: list[list[Share]]) -
         for cells, rows in zip(x.cells, x.rows, strict=True)
     ]
     regions = [pairing.regions(shares[0], destination_rank) for shares in stamped]
-    layers = dict.fromkeys(x.source.layer for shares in stamped for x in shares)
+    names = [tuple(x.source.key for x in shares for _ in x.cells) for shares in stamped]
     meeting = first[0].meeting
     return PlanPart(
         source_group=first[0].source.group,
@@ -176,7 +181,7 @@ def _part(pairing: Pairing, destination_rank: int, stamped: list[list[Share]]) -
         placed=tuple(p for _, p in placed),
         source_regions=tuple(s for s, _ in regions),
         destination_regions=tuple(d for _, d in regions),
-        layers=tuple(layers),
+        names=tuple(names),
     )
 
 

@@ -1,0 +1,159 @@
+"""Atoms in order: where each coordinate of a request lies on one side, in an order that does not depend on layouts.
+
+A plan's cells name the coordinates that one rank gives another. Both sides can list them in the same order, whatever
+their block sizes, strides and parallel sizes are; what is read in this order on both sides must be equal. This is what
+digests are made of.
+
+1. Per component: the product of its axes' coordinates, axes by name, the token axis last.
+2. A strand is one combination of the other axes: its atoms run along the tokens of the request.
+3. Address = region base + block id * stride + base offset + sum of the axes' offsets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from kvplan.planner.layout import TOKEN
+from kvplan.planner.tables import BlockTable, laid_out
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kvplan.planner.layout import Region
+    from kvplan.planner.plan import PairPlan, PlacedCells, PlanPart
+    from kvplan.planner.table import Ints, Pieces
+
+Side = Literal["source", "destination"]
+
+
+class _Along(NamedTuple):
+    """One axis, coordinate by coordinate."""
+
+    coordinate: Ints
+    offset: Ints
+    slot: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AtomTable:
+    """Addresses of one component's atoms on one side."""
+
+    layer: str
+    component: str
+    names: tuple[str, ...]
+    """Axes of a strand, by name; the token axis is not among them."""
+    coordinates: tuple[Ints, ...]
+    """Per axis of a strand, its coordinates; strands are their product, the last axis running fastest."""
+    tokens: Ints
+    """Token of each atom of a strand; for state the index of its block."""
+    address: Ints
+    """(strands, tokens), absolute."""
+    atom_bytes: int
+
+    def strand(self, index: int) -> dict[str, int]:
+        """Return the coordinates of a strand."""
+        place = np.unravel_index(index, [len(x) for x in self.coordinates]) if self.names else ()
+        return {n: int(x[i]) for n, x, i in zip(self.names, self.coordinates, place, strict=True)}
+
+
+def atoms(
+    plan: PairPlan,
+    side: Side,
+    source: Sequence[BlockTable],
+    destination: Sequence[BlockTable],
+    *,
+    num_tokens: int,
+) -> Iterator[AtomTable]:
+    """Yield every component that the plan moves for a request, as it lies on one side.
+
+    Both sides yield the same components, strands and tokens: those that have a block on both sides.
+    """
+    for part in plan.parts:
+        tables = (source[part.source_group], destination[part.destination_group])
+        blocks = _state_blocks(tables, side) if part.period_tokens is None else _blocks(part, tables, num_tokens, side)
+        regions = part.source_regions if side == "source" else part.destination_regions
+        for region, names in zip(regions, part.names, strict=True):
+            for placed, (layer, component) in zip(part.placed, names, strict=True):
+                yield _component(layer, component, placed, region, blocks, side, part, num_tokens)
+
+
+class _Blocks(NamedTuple):
+    """Block ids of one side: (periods, slots), and which (period, own slot, other slot) both sides hold."""
+
+    own: Ints
+    other: Ints
+
+
+def _state_blocks(tables: tuple[BlockTable, BlockTable], side: Side) -> _Blocks:
+    own, other = tables if side == "source" else tables[::-1]
+    return _Blocks(own.ids()[:, None], other.ids()[:, None])
+
+
+def _blocks(part: PlanPart, tables: tuple[BlockTable, BlockTable], num_tokens: int, side: Side) -> _Blocks:
+    sizes = (part.source_tokens or 1, part.destination_tokens or 1)
+    ids = [laid_out(t, n, part.period_tokens or 1, num_tokens) for t, n in zip(tables, sizes, strict=True)]
+    return _Blocks(*ids) if side == "source" else _Blocks(*ids[::-1])
+
+
+def _component(
+    layer: str,
+    component: str,
+    placed: PlacedCells,
+    region: Region,
+    blocks: _Blocks,
+    side: Side,
+    part: PlanPart,
+    num_tokens: int,
+) -> AtomTable:
+    cells = placed.cells
+    base = region.base + (placed.source_bytes if side == "source" else placed.destination_bytes)
+    along = {name: _along(p, side) for name, p in zip(cells.names, cells.axes, strict=True)}
+    other = {name: _along(p, _opposite(side)) for name, p in zip(cells.names, cells.axes, strict=True)}
+    names = tuple(name for name in cells.names if name != TOKEN)
+    strand = np.zeros(1, np.int64)
+    for name in names:
+        strand = (strand[:, None] + along[name].offset[None, :]).reshape(-1)
+    zero = _Along(*(np.zeros(1, np.int64) for _ in _Along._fields))
+    tokens, place = _tokens(
+        along.get(TOKEN, zero), other.get(TOKEN, zero).slot, blocks, region.block_stride_bytes, part, num_tokens
+    )
+    return AtomTable(
+        layer,
+        component,
+        names,
+        tuple(along[name].coordinate for name in names),
+        tokens,
+        base + strand[:, None] + place[None, :],
+        cells.atom_bytes,
+    )
+
+
+def _opposite(side: Side) -> Side:
+    return "destination" if side == "source" else "source"
+
+
+def _along(p: Pieces, side: Side) -> _Along:
+    count = p.stop - p.start
+    index = np.repeat(np.arange(len(count)), count)
+    within = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+    if side == "source":
+        offset, step, slot = p.source_offset, p.source_step, p.source_slot
+    else:
+        offset, step, slot = p.destination_offset, p.destination_step, p.destination_slot
+    return _Along(p.start[index] + within, offset[index] + within * step[index], slot[index])
+
+
+def _tokens(
+    token: _Along, other_slot: Ints, blocks: _Blocks, stride: int, part: PlanPart, num_tokens: int
+) -> tuple[Ints, Ints]:
+    """Return (token, place relative to the region's base) of every token that both sides hold, ascending."""
+    own, other = blocks.own[:, token.slot], blocks.other[:, other_slot]
+    period = part.period_tokens
+    position = np.arange(len(own))[:, None] * (period or 1) + token.coordinate
+    held = (own >= 0) & (other >= 0)
+    if period is not None:
+        held &= position < num_tokens
+    return position[held], (own * stride + token.offset)[held]
