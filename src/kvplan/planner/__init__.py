@@ -3,14 +3,14 @@
 Declare (``RankLayout``), plan (``plan_rank``), bind (``bind``): each step is one function and returns a value.
 """
 
-from kvplan.planner.atoms import AtomTable, atoms
-from kvplan.planner.bind import Descriptors, bind
+from kvplan.planner.atom_table import AtomTable, atoms
+from kvplan.planner.descriptors import Descriptors, bind
 from kvplan.planner.election import Election
 from kvplan.planner.layout import BlockLayout, ComponentLayout, EngineLayout, RankLayout, Region
 from kvplan.planner.meeting import period_tokens
 from kvplan.planner.plan import EnginePlan, PairPlan, PlanPart, elect, plan_engines, plan_rank
 from kvplan.planner.span import Axis, Span
-from kvplan.planner.stage import StagedChunk, stage
+from kvplan.planner.staging import StagedChunk, stage
 from kvplan.planner.summary import PlanSummary, summarise
 from kvplan.planner.tables import HOLE, BlockTable
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvplan.errors import BindError
-from kvplan.planner.bind import Descriptors
+from kvplan.planner.descriptors import Descriptors
 from kvplan.planner.rows import run_starts
 
 if TYPE_CHECKING:
