@@ -88,6 +88,12 @@ class SessionConfig:
     """Plans whose median run is shorter than this read whole blocks into staging and scatter locally."""
     staging_bytes: int = 64 << 20
     """Size of the staging area, which exists only when a plan needs it; 0 turns staging off."""
+    staging_slots: int = 4
+    """Parts of the staging area, each for one batch in flight."""
+    staging_gap_bytes: int = 16 << 10
+    """Runs closer than this are staged by one read, gap included: reading so much costs as much as one descriptor."""
+    staging_read_bytes: int = 1 << 20
+    """Largest single read into staging."""
 
     # Bounds: overload refuses, nothing grows.
     max_queue: int = 8192
@@ -127,6 +133,10 @@ class SessionConfig:
                 f"extension_s {self.extension_s} must exceed two heartbeats of {self.heartbeat_s} s, "
                 "or one lost message ends a live request's lease"
             )
+        if self.lease_margin_s >= self.extension_s:
+            raise DescriptionError(f"lease_margin_s {self.lease_margin_s} must be below extension_s {self.extension_s}")
+        if not (self.staging_slots and self.max_posted and self.max_post_bytes):
+            raise DescriptionError("staging_slots, max_posted and max_post_bytes must be at least 1")
         if self.side_channel_key and len(self.side_channel_key) < 16:
             raise DescriptionError("side_channel_key is shorter than 16 characters")
 

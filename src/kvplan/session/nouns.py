@@ -110,6 +110,7 @@ REASONS = {
     "overloaded": "a bounded queue was full",
     "peer_gone": "the peer's process is gone",
     "peer_not_allowed": "the peer's address is not on the allow list",
+    "refused": "the producer refused for a reason that this version does not know",
     "released": "the reference was already read or released",
     "stale_generation": "the request id is in use by a newer offer",
     "tables_differ": "the reference's block tables are not those that were offered",

@@ -90,7 +90,7 @@ class Stats:
             self._seconds += seconds
 
     def snapshot(self) -> dict[str, float]:
-        """Return every value by name; the histogram as ``read_seconds.le.BOUND`` (cumulative), ``.count`` and ``.sum``."""
+        """Return every value by name; the histogram as ``read_seconds.le.BOUND`` (cumulative), ``.count``, ``.sum``."""
         with self._lock:
             values = {name: float(value) for name, value in self._values.items()}
             total = 0

@@ -1,0 +1,391 @@
+"""Consumer: one rank's reads, from the request to its report. Values, messages and times in; no threads, no sockets.
+
+1. ``read`` finds the peer, or asks for its hello; a read waits a bounded time for first contact.
+2. Then the peer's proved plan is bound to the block tables, a claim goes to each source rank, and the reads are posted.
+3. Answers and ended pieces settle a read: bytes and grants and a proven lease are success; anything else is a reason.
+4. A failed read is reported when no carrier can write into its blocks any more, never earlier.
+
+What is said leaves through ``send``; what time brings about happens in ``tick``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING
+
+from kvplan.errors import BindError, KVPlanError, OverloadedError, RefusedError
+from kvplan.session.binding import bound_runs, check_devices, pieces_of, staged_pieces
+from kvplan.session.carrier import Carrier
+from kvplan.session.conversation import Conversation
+from kvplan.session.lease import LeaseBook
+from kvplan.session.lifecycle import ClaimState, PeerState, PieceEvent, PieceState, ReadEvent, ReadState
+from kvplan.session.nouns import REASONS, Failure
+from kvplan.session.reads import ClaimKey, Read, Source
+from kvplan.session.reports import Reports, failure_of
+from kvplan.transport.base import Device
+from kvplan.wire.fingerprint import tables_digest
+from kvplan.wire.messages import Reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvplan.planner import EngineLayout, PairPlan, RankLayout
+    from kvplan.session.carrier import Ended
+    from kvplan.session.config import Identity, SessionConfig
+    from kvplan.session.conversation import Outcome
+    from kvplan.session.nouns import ReadRequest, RemoteRef, Results
+    from kvplan.session.peers import Peer
+    from kvplan.session.reads import Piece
+    from kvplan.session.stats import Stats
+    from kvplan.transport.base import Transport
+    from kvplan.wire.addresses import Address
+    from kvplan.wire.messages import Message
+
+logger = logging.getLogger(__name__)
+
+
+class Consumer:
+    """The consumer's side of one rank."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        layout: RankLayout,
+        config: SessionConfig,
+        stats: Stats,
+        transport: Transport,
+        send: Callable[[Address, Message], object],
+        hang_up: Callable[[Address], object],
+    ) -> None:
+        self._config = config
+        self._stats = stats
+        self._transport = transport
+        self._closing = False
+        self._reads: dict[str, Read] = {}
+        self._deadlines = LeaseBook[str]()
+        self._reports = Reports(stats)
+        self._sweep_at = -math.inf
+        device = Device.parse(check_devices(layout))
+        self._carrier = Carrier(transport=transport, local_device=device, config=config, stats=stats)
+        self._talk = Conversation(
+            identity=identity, config=config, stats=stats, transport=transport.name, send=send, hang_up=hang_up
+        )
+        self._book = self._talk.book
+
+    @property
+    def own(self) -> EngineLayout | None:
+        """The layout of the engine that this rank belongs to, once its front desk has told."""
+        return self._book.own
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no byte can be written any more, and every rank has heard what concerns it."""
+        return not self._carrier.num_flying and self._talk.is_quiet
+
+    def set_own_desk(self, address: Address) -> None:
+        """Say where our own engine's hello is to be had."""
+        self._book.set_own_desk(address)
+
+    def read(self, request: ReadRequest, now: float) -> None:
+        """Begin a read, now or when its peer is known."""
+        if request.request_id in self._reads:
+            self._stats.add("duplicates_ignored")
+            return
+        self._stats.add("reads")
+        try:
+            peer = self._peer(request.remote, now)
+            digest = tables_digest(request.remote.tables, request.remote.num_tokens)
+        except KVPlanError as error:
+            self._reports.failed(request, failure_of(error))
+            return
+        read = Read(request, peer, digest)
+        self._reads[read.request_id] = read
+        peer.reads.add(read)
+        if peer.failure is not None:
+            self._fail(read, peer.failure, now)
+        elif peer.state is PeerState.ASKING:
+            self._deadlines.extend(read.request_id, now + self._config.handshake_timeout_s)
+        else:
+            self._begin(read, now)
+
+    def cancel(self, request_id: str, now: float) -> None:
+        """Give up a read."""
+        read = self._reads.get(request_id)
+        if read is None:
+            self._stats.add("aborts_unknown")
+        elif read.failure is None:
+            waited = read.state is ReadState.WAITING
+            self._fail(read, Failure("aborted", "the request was cancelled on this side"), now)
+            if waited:
+                self.release(read.request.remote, now)
+
+    def renew(self, remotes: Sequence[RemoteRef], now: float) -> None:
+        """Keep the leases of references that wait here."""
+        for remote in remotes:
+            reference = Reference(remote.request_id, remote.generation)
+            peer = self._peer_for_notice(remote, now)
+            if peer is not None:
+                peer.to_hold[reference] = now + self._config.hold_s
+                self._tell_waiting(peer, now)
+
+    def release(self, remote: RemoteRef, now: float) -> None:
+        """Tell the producer that this engine will not read a reference."""
+        peer = self._peer_for_notice(remote, now)
+        if peer is not None:
+            reference = Reference(remote.request_id, remote.generation)
+            peer.to_hold.pop(reference, None)
+            peer.to_release[reference] = now + self._config.handshake_timeout_s
+            self._tell_waiting(peer, now)
+
+    def hear(self, address: Address, message: Message, now: float) -> None:
+        """Take a message that came over one line."""
+        self._apply(self._talk.hear(address, message, now), now)
+
+    def fault(self, address: Address, reason: str, detail: str, now: float) -> None:
+        """Take something from an address that is no message of ours."""
+        self._apply(self._talk.fault(address, Failure(reason, f"{address}: {detail}")), now)
+
+    def line_changed(self, address: Address, now: float, *, is_up: bool) -> None:
+        """Take a connection's coming up or going down."""
+        self._talk.line_changed(address, now, is_up=is_up)
+
+    def tick(self, now: float) -> None:
+        """Let time pass: talk, move bytes, end what has taken too long."""
+        for peer in self._talk.tick(now):
+            self._peer_changed(peer, now)
+        for ended in self._carrier.pump():
+            self._landed(ended, now)
+        for request_id in self._deadlines.expire(now):
+            if request_id in self._reads:
+                self._overdue(self._reads[request_id], now)
+        if now >= self._sweep_at:
+            self._sweep_at = now + self._config.heartbeat_s
+            self._sweep(now)
+
+    def next_deadline(self, now: float) -> float:
+        """Return when ``tick`` has something to do."""
+        if self._carrier.has_waiting:
+            return now
+        flying = now + self._config.poll_s if self._carrier.num_flying else math.inf
+        deadline = self._deadlines.next_deadline()
+        sweep = self._sweep_at if self._book.peers else math.inf
+        return min(flying, self._talk.next_due(), math.inf if deadline is None else deadline, sweep)
+
+    def close(self, now: float) -> None:
+        """Refuse new reads, fail those that run; they are reported as their writes end."""
+        self._closing = True
+        for read in list(self._reads.values()):
+            if read.failure is None:
+                self._fail(read, Failure("closing", "the session is shutting down"), now)
+
+    def take_results(self) -> Results:
+        """Return the reads that ended since the last call."""
+        return self._reports.take()
+
+    def gauges(self) -> dict[str, float]:
+        """Return what is live, by the names of ``kvplan.session.stats``."""
+        quarantined = sum(read.state is ReadState.DRAINING for read in self._reads.values())
+        live = len(self._reads)
+        return {"live_reads": live, "quarantined_reads": quarantined, "live_peers": len(self._book.peers)}
+
+    def _peer(self, remote: RemoteRef, now: float) -> Peer:
+        if self._closing:
+            raise RefusedError("the session is shutting down", reason="closing")
+        if len(self._reads) >= self._config.max_reads:
+            raise OverloadedError(f"{len(self._reads)} reads are outstanding")
+        return self._book.get(remote, now)
+
+    def _peer_for_notice(self, remote: RemoteRef, now: float) -> Peer | None:
+        """Return the peer to tell something about a reference, or None when it cannot or need not be told."""
+        try:
+            peer = self._book.get(remote, now)
+        except KVPlanError as error:
+            logger.info("nothing is said about request %s: %s", remote.request_id, error)
+            return None
+        return None if self._closing or peer.state is PeerState.GONE else peer
+
+    def _tell_waiting(self, peer: Peer, now: float) -> None:
+        """Hand over what waited for the peer's hello: references to hold and to release."""
+        if peer.state is PeerState.ASKING or not self._book.may_talk_to(peer):
+            return
+        links = [self._talk.link(peer, rank) for rank in self._book.assigned_ranks(peer)]
+        for reference, until in peer.to_hold.items():
+            for link in links:
+                link.hold(reference, until=until, now=now)
+        for reference in peer.to_release:
+            for link in links:
+                link.release(reference)
+        peer.to_hold.clear()
+        peer.to_release.clear()
+
+    def _apply(self, outcome: Outcome, now: float) -> None:
+        for refusal in outcome.refusals:
+            reason = refusal.reason if refusal.reason in REASONS else "refused"
+            self._fail(refusal.source.read, _refused_by(refusal.source, reason, refusal.detail), now)
+        for peer in outcome.peers:
+            self._peer_changed(peer, now)
+        if outcome.link is not None:
+            for source in list(outcome.link.sources.values()):
+                self._settle(source.read, now)
+
+    def _peer_changed(self, peer: Peer, now: float) -> None:
+        self._tell_waiting(peer, now)
+        for read in list(peer.reads):
+            if peer.failure is not None and read.failure is None:
+                self._fail(read, peer.failure, now)
+            elif peer.state is PeerState.READY and read.state is ReadState.WAITING:
+                self._begin(read, now)
+        self._forget_if_over(peer)
+
+    def _begin(self, read: Read, now: float) -> None:
+        """Claim, then post: a refusal is never later than the bytes, because success waits for the grant."""
+        read.step(ReadEvent.BEGIN)
+        read.began_at = now
+        self._deadlines.end(read.request_id)
+        self._deadlines.extend(read.request_id, now + self._config.claim_timeout_s)
+        peer = read.peer
+        reference = Reference(read.request.remote.request_id, read.request.remote.generation)
+        for link in peer.links.values():
+            link.unhold(reference)
+        for plan in peer.plans:
+            key = ClaimKey(reference.request_id, reference.generation, read.request_id)
+            device = Device.parse(peer.devices[plan.source_rank])
+            read.sources.append(Source(read, self._talk.link(peer, plan.source_rank), key, device))
+        try:
+            for plan, source in zip(peer.plans, read.sources, strict=True):
+                source.pieces = self._bound(plan, source)
+        except (KVPlanError, MemoryError) as error:
+            self._fail(read, failure_of(error), now)
+            return
+        self._post(read, now)
+
+    def _bound(self, plan: PairPlan, source: Source) -> list[Piece]:
+        peer, rank = source.read.peer, plan.source_rank
+        if peer.hello is None or peer.layout is None:
+            raise BindError(f"engine {peer.engine_id} is ready without a layout")
+        name = peer.name_of(rank)
+        if rank not in peer.connected:
+            self._transport.connect(name, peer.hello.ranks[rank].metadata)
+            peer.connected.add(rank)
+        runs = bound_runs(plan, source.read.request, self._config)
+        if rank not in peer.fine:
+            return pieces_of(source, name, runs, self._config)
+        remote = peer.layout.ranks[rank]
+        return staged_pieces(source, name, runs, remote, self._carrier.staging.slot_bytes, self._config)
+
+    def _post(self, read: Read, now: float) -> None:
+        for source in read.sources:
+            source.link.claim(source)
+            source.note_arrival(now)
+        reference = Reference(read.request.remote.request_id, read.request.remote.generation)
+        for rank in self._book.assigned_ranks(read.peer):
+            if not read.peer.readers[rank]:
+                self._talk.link(read.peer, rank).release(reference)
+        for link in read.peer.links.values():
+            self._talk.speak(link, now)
+        for source in read.sources:
+            for piece in source.pieces:
+                self._carrier.submit(piece)
+        self._settle(read, now)
+
+    def _landed(self, ended: Ended, now: float) -> None:
+        piece = ended.piece
+        read = piece.source.read
+        if read.is_over:
+            return
+        if piece.state is PieceState.ARRIVED:
+            piece.source.note_arrival(now)
+        elif self._may_retry(piece):
+            piece.num_failures += 1
+            piece.step(PieceEvent.RETRY)
+            self._stats.add("pieces_retried")
+            self._carrier.submit(piece)
+        else:
+            self._fail(read, Failure("transport_error", f"reading from {piece.peer}: {ended.why}"), now)
+        self._settle(read, now)
+
+    def _may_retry(self, piece: Piece) -> bool:
+        read, claim = piece.source.read, piece.source.claim
+        wanted = read.state is ReadState.READING and read.peer.state is not PeerState.GONE
+        return wanted and claim is not ClaimState.REFUSED and piece.num_failures < self._config.read_retries
+
+    def _settle(self, read: Read, now: float) -> None:
+        """Report a read that is over: all is here and proven, or it has failed and no write is outstanding."""
+        if read.state is ReadState.DRAINING and not read.is_written:
+            read.step(ReadEvent.DRAINED)
+            self._end(read, ok=False)
+        elif read.state is ReadState.READING and read.is_complete:
+            late = read.uncovered(self._config.lease_margin_s)
+            for source in late:
+                source.link.renew_since(source.arrived_at or now, now)
+            if not late:
+                read.step(ReadEvent.SUCCEED)
+                self._reports.succeeded(read, now)
+                self._end(read, ok=True)
+
+    def _fail(self, read: Read, failure: Failure, now: float) -> None:
+        """Mark a read as failed; it is reported at once, or when its last write has ended."""
+        if read.failure is not None or read.is_over:
+            return
+        read.failure = failure
+        read.step(ReadEvent.FAIL)
+        for piece in read.pieces():
+            if piece.state is PieceState.WAITING:
+                piece.step(PieceEvent.DROP)
+        self._settle(read, now)
+
+    def _end(self, read: Read, *, ok: bool) -> None:
+        for source in read.sources:
+            source.link.end(source, ok=ok)
+        del self._reads[read.request_id]
+        self._deadlines.end(read.request_id)
+        read.peer.reads.discard(read)
+        if read.failure is not None:
+            self._reports.failed(read.request, read.failure)
+        self._forget_if_over(read.peer)
+
+    def _overdue(self, read: Read, now: float) -> None:
+        """End a read whose time for its present stage is over."""
+        peer = read.peer
+        transfer_ends_at = read.began_at + self._config.transfer_timeout_s
+        if read.state is ReadState.WAITING:
+            last = self._book.desks.last_answer(peer.desk)
+            own = "" if self._book.own else "; this engine's own front desk has not told its layout yet"
+            self._fail(read, Failure("handshake_timeout", f"engine {peer.engine_id} at {peer.desk}: {last}{own}"), now)
+        elif read.state is ReadState.READING and any(s.claim is ClaimState.ASKED for s in read.sources):
+            ranks = [s.link.them.rank for s in read.sources if s.claim is ClaimState.ASKED]
+            self._fail(read, Failure("claim_unanswered", f"ranks {ranks} of engine {peer.engine_id}"), now)
+        elif read.state is ReadState.READING and now >= transfer_ends_at:
+            here = all(source.arrived_at is not None for source in read.sources)
+            reason = "lease_lost" if here else "transfer_timeout"
+            self._fail(read, Failure(reason, f"after {now - read.began_at:.1f} s, engine {peer.engine_id}"), now)
+        elif read.state is ReadState.READING:
+            self._deadlines.extend(read.request_id, transfer_ends_at)
+
+    def _sweep(self, now: float) -> None:
+        """Forget peers that nobody wants, and what waited too long for one."""
+        for peer in list(self._book.peers.values()):
+            for waiting in (peer.to_hold, peer.to_release):
+                for reference in [r for r, until in waiting.items() if until <= now]:
+                    del waiting[reference]
+            idle_s = 0.0 if peer.state is PeerState.ASKING else self._config.peer_idle_s
+            quiet = peer.used_at + idle_s <= now and not any(link.held for link in peer.links.values())
+            if quiet and not peer.is_wanted:
+                self._forget(peer)
+
+    def _forget_if_over(self, peer: Peer) -> None:
+        if peer.state is PeerState.GONE and not peer.reads:
+            self._forget(peer)
+
+    def _forget(self, peer: Peer) -> None:
+        for rank in peer.connected:
+            self._transport.disconnect(peer.name_of(rank))
+        peer.connected.clear()
+        self._talk.drop(peer)
+
+
+def _refused_by(source: Source, reason: str, detail: str) -> Failure:
+    name = f"rank {source.link.them.rank} of engine {source.link.them.engine_id}"
+    return Failure(reason, f"{name} refused{': ' if detail else ''}{detail}")

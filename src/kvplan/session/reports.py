@@ -1,0 +1,84 @@
+"""Reports: what became of reads, for the engine thread, for the counters and for the log. Decides nothing."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from kvplan.errors import (
+    BindError,
+    CompatibilityError,
+    OverloadedError,
+    PeerGoneError,
+    PlanError,
+    RefusedError,
+    TransportError,
+    WireError,
+)
+from kvplan.session.nouns import REASONS, Failure, Results
+
+if TYPE_CHECKING:
+    from kvplan.session.nouns import ReadRequest
+    from kvplan.session.reads import Read
+    from kvplan.session.stats import Stats
+
+logger = logging.getLogger(__name__)
+
+_BY_ERROR: tuple[tuple[type[Exception], str], ...] = (
+    (PeerGoneError, "peer_gone"),
+    (TransportError, "transport_error"),
+    (BindError, "bind_failed"),
+    (MemoryError, "bind_failed"),
+    (OverloadedError, "overloaded"),
+    (CompatibilityError, "incompatible"),
+    (PlanError, "incompatible"),
+    (WireError, "handshake_failed"),
+)
+"""First match wins: subclasses stand before their bases."""
+
+
+class Reports:
+    """Ended reads that have not been taken yet."""
+
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+        self._received: set[str] = set()
+        self._failed: dict[str, Failure] = {}
+
+    def succeeded(self, read: Read, now: float) -> None:
+        """Report that a read's bytes are here and proven."""
+        pieces = list(read.pieces())
+        self._received.add(read.request_id)
+        self._stats.add("reads_received")
+        self._stats.add("descriptors", sum(len(piece.runs) for piece in pieces))
+        self._stats.add("received_bytes", sum((piece.scatter or piece.runs).total_bytes for piece in pieces))
+        self._stats.observe(now - read.began_at)
+
+    def failed(self, request: ReadRequest, failure: Failure) -> None:
+        """Report that a read has failed and that nothing writes into its blocks."""
+        self._failed[request.request_id] = failure
+        self._stats.fail(failure.reason)
+        remote = request.remote
+        logger.warning(
+            "read failed: request=%s reason=%s peer=%s at=%s:%d remote_request=%s detail=%s meaning=%s",
+            request.request_id, failure.reason, remote.engine_id, remote.host, remote.port, remote.request_id,
+            failure.detail or "-", REASONS.get(failure.reason, "-"),
+        )  # fmt: skip
+
+    def take(self) -> Results:
+        """Return what has been reported since the last call."""
+        results = Results(received=frozenset(self._received), failed=self._failed)
+        self._received, self._failed = set(), {}
+        return results
+
+
+def failure_of(error: Exception) -> Failure:
+    """Return the failure that an error stands for.
+
+    >>> failure_of(BindError("block 7 of 4"))
+    Failure(reason='bind_failed', detail='block 7 of 4')
+    """
+    if isinstance(error, RefusedError):
+        return Failure(error.reason, str(error))
+    reason = next((reason for kind, reason in _BY_ERROR if isinstance(error, kind)), "handshake_failed")
+    return Failure(reason, str(error) or type(error).__name__)
