@@ -1,6 +1,6 @@
 """YAML and JSON documents with line numbers, and building nouns from them. No meaning of any field.
 
-1. :func:`load` parses a file into plain values and remembers the line of every key.
+1. :func:`load` parses a file into plain values; lines of keys are looked up when an error asks for one.
 2. :func:`build` fills a dataclass from a mapping: unknown keys are refused with near matches, missing ones named, each
    value checked against the field's type, whole numbers against their least value.
 3. An error names its field as ``cache.block_size``; :meth:`Document.located` adds file and line.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -37,17 +38,18 @@ class Document:
 
     file: str
     data: Any
-    lines: Mapping[str, int]
-    """Line (from 1) per dotted path, as ``model.layers.0.name``."""
+    text: str
 
     def line(self, field: str) -> int:
-        """Return the line of a field, or of the nearest thing around it."""
+        """Return the line (from 1) of a field as ``model.layers.0.name``, or of the nearest thing around it."""
+        lines: dict[str, int] = {}
+        try:
+            _from_yaml(self.text, lines)
+        except (yaml.YAMLError, RecursionError, ValueError):
+            return 1
         parts = field.split(".") if field else []
-        for count in range(len(parts), 0, -1):
-            found = self.lines.get(".".join(parts[:count]))
-            if found is not None:
-                return found
-        return 1
+        paths = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+        return next((lines[path] for path in paths if path in lines), 1)
 
     def located(self, error: DescriptionError) -> DescriptionError:
         """Return the error with file, line and field in its message; one that has a file already is left alone."""
@@ -59,7 +61,7 @@ class Document:
 
 
 def load(path: Path) -> Document:
-    """Return a YAML or JSON file as plain values with lines (JSON is YAML)."""
+    """Return a YAML file, or a JSON file when it is called so, as plain values."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise DescriptionError(f"{path}:1: the file has more than {MAX_FILE_BYTES} bytes", file=str(path), line=1)
@@ -68,25 +70,38 @@ def load(path: Path) -> Document:
         raise DescriptionError(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
     except UnicodeDecodeError:
         raise DescriptionError(f"{path}:1: not UTF-8 text", file=str(path), line=1) from None
-    return parse(text, str(path))
+    read = _from_json if path.suffix == ".json" else _from_yaml
+    try:
+        return Document(str(path), read(text, {}), text)
+    except yaml.MarkedYAMLError as error:
+        line, why = error.problem_mark.line + 1 if error.problem_mark else 1, error.problem or error.context
+    except json.JSONDecodeError as error:
+        line, why = error.lineno, error.msg
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        line, why = 1, str(error)
+    message = f"{path}:{line}: not {'JSON' if read is _from_json else 'YAML'}: {why}"
+    raise DescriptionError(message, file=str(path), line=line)
 
 
-def parse(text: str, file: str) -> Document:
-    """Return a YAML or JSON text as plain values with lines."""
+def _from_json(text: str, _: dict[str, int]) -> Any:
+    return json.loads(text, object_pairs_hook=_distinct)
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} is given twice")
+    return found
+
+
+def _from_yaml(text: str, lines: dict[str, int]) -> Any:
     loader = yaml.SafeLoader(text)
-    lines: dict[str, int] = {}
     try:
         node = loader.get_single_node()
-        data = None if node is None else _value(loader, node, "", lines)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        message = f"{file}:{line}: not YAML: {error.problem or error.context}"
-        raise DescriptionError(message, file=file, line=line) from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise DescriptionError(f"{file}:1: not YAML: {error}", file=file, line=1) from None
+        return None if node is None else _value(loader, node, "", lines)
     finally:
         loader.dispose()
-    return Document(file, data, lines)
 
 
 def _value(loader: yaml.SafeLoader, node: yaml.Node, path: str, lines: dict[str, int]) -> Any:

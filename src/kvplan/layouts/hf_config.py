@@ -6,18 +6,18 @@ listed in ``FAMILIES`` is refused by name; explicit ``layers`` describe any othe
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import DescriptionError, UnsupportedError
+from kvplan.layouts.document import load
 from kvplan.layouts.formats import dtype_name
 from kvplan.layouts.groups import assign_groups
 from kvplan.layouts.hf_families import FAMILIES, Config
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kvplan.layouts.engine import LayerSpec
 
 
@@ -35,24 +35,13 @@ class ModelSpec:
 
 def read_hf_config(path: Path, *, dtype: str | None = None) -> ModelSpec:
     """Return the model of a ``config.json`` (or of the folder that holds one); ``dtype`` overrides the config's."""
-    file = path / "config.json" if path.is_dir() else path
+    document = load(path / "config.json" if path.is_dir() else path)
+    if not isinstance(document.data, dict):
+        raise document.located(DescriptionError("not a model config: a JSON object is expected"))
     try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DescriptionError(f"{file} cannot be read: {error.strerror}", field="model.hf_config") from None
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        line = getattr(error, "lineno", 1)
-        raise DescriptionError(f"{file}:{line}: not JSON: {error}", file=str(file), line=line) from None
-    if not isinstance(data, dict):
-        raise DescriptionError(f"{file}:1: not a model config: a JSON object is expected", file=str(file), line=1)
-    try:
-        return model_spec(data, dtype=dtype)
+        return model_spec(document.data, dtype=dtype)
     except DescriptionError as error:
-        line = _line_of(error.field, text)
-        where = f"{file}:{line}: {error.field}: " if error.field else f"{file}:{line}: "
-        raise DescriptionError(f"{where}{error}", field=error.field, file=str(file), line=line) from None
+        raise document.located(error) from None
 
 
 def model_spec(data: dict[str, Any], *, dtype: str | None = None) -> ModelSpec:
@@ -87,8 +76,3 @@ def _dtype(data: dict[str, Any]) -> str:
             if isinstance(part.get(key), str) and part[key] != "auto":
                 return dtype_name(part[key], field=key)
     return "bfloat16"
-
-
-def _line_of(field: str, text: str) -> int:
-    match = re.search(rf'"{re.escape(field)}"\s*:', text) if field else None
-    return text.count("\n", 0, match.start()) + 1 if match else 1
