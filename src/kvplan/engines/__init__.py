@@ -14,6 +14,7 @@ from kvplan.engines.fleet import Fleet, terminate_as_exit
 from kvplan.engines.models import MODELS, TinyModel, build_model, build_model_apart
 from kvplan.engines.options import KVPLAN, NIXL, Connector, EngineOptions
 from kvplan.engines.prompts import completion_body, make_prompt, prompt_text
+from kvplan.engines.steady import SteadyPrompt, steady_prompt, steady_prompts
 
 __all__ = [
     "KVPLAN",
@@ -25,6 +26,7 @@ __all__ = [
     "EngineOptions",
     "Fleet",
     "Progress",
+    "SteadyPrompt",
     "TinyModel",
     "build_model",
     "build_model_apart",
@@ -36,6 +38,8 @@ __all__ = [
     "prefill_and_decode",
     "prompt_text",
     "read_metrics",
+    "steady_prompt",
+    "steady_prompts",
     "terminate_as_exit",
     "total",
 ]

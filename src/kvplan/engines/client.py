@@ -6,6 +6,7 @@ answers with `kv_transfer_params`, and those go into the decode request unchange
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvplan.engines.prompts import completion_body
 from kvplan.errors import EngineError
 
-__all__ = ["Answer", "complete", "external_tokens", "prefill", "prefill_and_decode", "read_metrics", "total"]
+__all__ = [
+    "Answer",
+    "complete",
+    "external_tokens",
+    "http_client",
+    "prefill",
+    "prefill_and_decode",
+    "read_metrics",
+    "total",
+]
 
 REQUEST_TIMEOUT_S = 120.0
 
@@ -39,6 +49,14 @@ class Answer:
     token_ids: tuple[int, ...]
     elapsed_s: float
     kv_transfer_params: Mapping[str, Any] | None = None
+    smallest_gap: float = 0.0
+    """The smallest distance of the two best tokens over all steps, in nats; 0 when `logprobs=2` was not asked for."""
+
+
+@functools.cache
+def http_client() -> httpx.Client:
+    """One client for all engines of this process: making one costs more than a request. Usable from any thread."""
+    return httpx.Client(limits=httpx.Limits(max_connections=64, keepalive_expiry=2.0), trust_env=False)
 
 
 def complete(
@@ -48,14 +66,15 @@ def complete(
     begin = time.monotonic()
     body = completion_body(prompt, num_tokens=num_tokens, **fields)
     try:
-        response = httpx.post(f"{url}/v1/completions", json=body, timeout=timeout_s)
+        response = http_client().post(f"{url}/v1/completions", json=body, timeout=timeout_s)
     except httpx.HTTPError as error:
         raise EngineError(f"{url} did not answer a completion: {type(error).__name__}: {error}") from error
     if response.status_code != httpx.codes.OK:
         raise EngineError(f"{url} answered HTTP {response.status_code}: {response.text[:500]}")
     reply = response.json()
-    token_ids = tuple(reply["choices"][0]["token_ids"])
-    return Answer(token_ids, time.monotonic() - begin, reply.get("kv_transfer_params"))
+    choice = reply["choices"][0]
+    elapsed_s = time.monotonic() - begin
+    return Answer(tuple(choice["token_ids"]), elapsed_s, reply.get("kv_transfer_params"), _smallest_gap(choice))
 
 
 def prefill(url: str, prompt: list[int]) -> Mapping[str, Any]:
@@ -77,7 +96,7 @@ def read_metrics(url: str) -> dict[str, float]:
     A key is `name` or `name{label=value,...}` with sorted labels, without `engine` and `model_name`.
     """
     values: dict[str, float] = {}
-    for family in text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=10.0).text):
+    for family in text_string_to_metric_families(http_client().get(f"{url}/metrics", timeout=10.0).text):
         for sample in family.samples:
             if not sample.name.endswith(("_bucket", "_created")):
                 key = _key(sample.name, sample.labels)
@@ -96,6 +115,12 @@ def external_tokens(metrics: Mapping[str, float]) -> int:
 def total(metrics: Mapping[str, float], name: str) -> float:
     """The sum of all samples of this name, whatever their labels."""
     return sum(value for key, value in metrics.items() if key.partition("{")[0] == name)
+
+
+def _smallest_gap(choice: Mapping[str, Any]) -> float:
+    steps = (choice.get("logprobs") or {}).get("top_logprobs") or []
+    best = (sorted(step.values(), reverse=True)[:2] for step in steps)
+    return min((pair[0] - pair[1] for pair in best if len(pair) == 2), default=0.0)
 
 
 def _key(name: str, labels: Mapping[str, str]) -> str:

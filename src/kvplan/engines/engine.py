@@ -19,8 +19,9 @@ from pathlib import Path
 
 import httpx
 
+from kvplan.engines.client import http_client
 from kvplan.engines.options import EngineOptions, Ports, command_line, environment
-from kvplan.engines.processes import end_session, session_members
+from kvplan.engines.processes import end_session, remove_shared_memory, session_members, shared_memory
 from kvplan.errors import EngineError
 
 __all__ = ["STAGES", "Engine", "Progress", "stage_of", "tail", "wait_all"]
@@ -39,6 +40,7 @@ STAGES = (
 
 _POLL_S = 0.25
 _GRACE_S = 15.0
+_CHILDREN_GRACE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,25 +114,25 @@ class Engine:
 
     def stop(self, *, grace_s: float = _GRACE_S) -> list[int]:
         """Ends the server and every process of its session; returns the ids of those that had to be killed."""
-        if self._process is None:
-            return []
-        if self.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(grace_s)
-        killed = end_session(self._process.pid, grace_s=2.0 if not self.alive else 0.0)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(5.0)
-        return killed
+        return self._end(signal.SIGTERM, grace_s)
 
     def kill(self) -> list[int]:
         """Ends every process of its session at once, as a crash of the machine would."""
+        return self._end(signal.SIGKILL, 0.0)
+
+    def _end(self, first_signal: signal.Signals, grace_s: float) -> list[int]:
         if self._process is None:
             return []
-        killed = end_session(self._process.pid, grace_s=0.0)
+        segments = shared_memory(self._process.pid)
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, first_signal)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(5.0)
+            self._process.wait(grace_s)
+        killed = end_session(self._process.pid, grace_s=min(grace_s, _CHILDREN_GRACE_S))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CHILDREN_GRACE_S)
+        remove_shared_memory(segments)
         return killed
 
     def members(self) -> list[int]:
@@ -139,7 +141,7 @@ class Engine:
 
     def _answers_health(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/health", timeout=2.0).status_code == httpx.codes.OK
+            return http_client().get(f"{self.url}/health", timeout=2.0).status_code == httpx.codes.OK
         except httpx.HTTPError:
             return False
 

@@ -1,4 +1,4 @@
-"""Finding and ending the processes of one POSIX session, by process id. Knows nothing of engines.
+"""Finding and ending the processes of one POSIX session, by process id, and their shared memory. Knows no engines.
 
 An engine is a tree of processes. Children whose parent died are re-parented, so walking the tree would lose them; their
 session id stays. Every engine is started as the leader of its own session, and what carries that session id is its own.
@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["end_session", "session_members"]
+__all__ = ["end_session", "remove_shared_memory", "session_members", "shared_memory"]
 
 _POLL_S = 0.05
 _KILL_WAIT_S = 3.0
@@ -28,7 +28,8 @@ def session_members(session_id: int) -> list[int]:
 def end_session(session_id: int, *, grace_s: float) -> list[int]:
     """Waits up to `grace_s` for a session to end by itself, then kills what is left; returns the ids it killed.
 
-    Python's resource trackers are spared until last: they remove the shared memory of those that were killed.
+    Python's resource trackers are spared until last: they remove the shared memory of those that were killed. Pass what
+    `shared_memory` said before to `remove_shared_memory` afterwards: vLLM leaves segments of its CPU workers behind.
     """
     _wait_until_empty(session_id, grace_s)
     killed = _kill(pid for pid in session_members(session_id) if not _is_resource_tracker(pid))
@@ -37,6 +38,26 @@ def end_session(session_id: int, *, grace_s: float) -> list[int]:
     killed += _kill(session_members(session_id))
     _wait_until_empty(session_id, _KILL_WAIT_S)
     return killed
+
+
+def shared_memory(session_id: int) -> set[Path]:
+    """The files under /dev/shm that members of a session have mapped now."""
+    return {path for pid in session_members(session_id) for path in _mapped_shared_memory(pid)}
+
+
+def remove_shared_memory(paths: Iterable[Path]) -> None:
+    """Removes segments whose owners have ended. Those that are gone already are fine."""
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _mapped_shared_memory(pid: int) -> set[Path]:
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    names = (line.split(maxsplit=5)[5] for line in lines if " /dev/shm/" in line)
+    return {Path(name) for name in names if not name.endswith("(deleted)")}
 
 
 def _session_of(pid: int) -> int | None:
