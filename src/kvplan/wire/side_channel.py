@@ -160,6 +160,7 @@ class Dialer:
         line = self._lines.pop(address, None)
         if line is not None:
             line.socket.disable_monitor()
+            line.monitor.close(linger=0)
             line.socket.close(linger=0)
 
     def close(self) -> None:
@@ -176,6 +177,7 @@ class Dialer:
 
     def _dial(self, address: Address) -> _Line:
         dealer = self._context.socket(zmq.DEALER)
+        line = self._lines[address] = _Line(dealer, dealer.get_monitor_socket(_WATCHED))
         try:
             _limit(dealer, address.host, self._max_bytes)
             dealer.setsockopt(zmq.RECONNECT_IVL, 100)
@@ -184,13 +186,10 @@ class Dialer:
                 keys = derive_keys(self._key)
                 dealer.curve_serverkey = keys.server.public
                 dealer.curve_publickey, dealer.curve_secretkey = keys.client
-            line = _Line(dealer, dealer.get_monitor_socket(_WATCHED))
             dealer.connect(f"tcp://{address}")
         except BaseException:
-            dealer.disable_monitor()
-            dealer.close(linger=0)
+            self.hang_up(address)
             raise
-        self._lines[address] = line
         return line
 
 
