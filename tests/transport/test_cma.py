@@ -7,6 +7,7 @@ import sys
 from functools import partial
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,6 +108,20 @@ def test_peer_dies_between_turns(local):
         peer.kill()
         assert transport.poll(handle).state is State.FAILED
         assert "has ended" in transport.poll(handle).reason
+
+
+def test_peer_closes_between_turns(local):
+    """All bytes have come, but nobody vouches for the last ones: not DONE."""
+    with PeerProcess("cma") as peer, connected(local, peer, max_batch_bytes=40_000) as transport:
+        handle = transport.post(make_batch("p", [local.ctypes.data], [peer.regions[0].address], [1 << 16]))
+        peer.close_transport()
+        assert transport.poll(handle).state is State.FAILED
+        assert "closed its transport" in transport.poll(handle).reason
+
+
+def test_start_time_is_the_kernels():
+    created = psutil.boot_time() + start_ticks(os.getpid()) / os.sysconf("SC_CLK_TCK")
+    assert created == pytest.approx(psutil.Process().create_time(), abs=2)
 
 
 def test_frozen_peer_is_readable(local):

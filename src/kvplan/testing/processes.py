@@ -274,7 +274,8 @@ def _answer(answers: Any, **values: Any) -> None:
 def _page_aligned(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
     import mmap
 
-    area = np.frombuffer(mmap.mmap(-1, data.nbytes), dtype=np.uint8)
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # as an engine allocates its cache
+    area = np.frombuffer(mmap.mmap(-1, data.nbytes, flags=private), dtype=np.uint8)
     area[:] = data
     return area
 

@@ -87,15 +87,17 @@ class TransportConformance:
     def test_write(self) -> None:
         """A WRITE puts local bytes to the peer and nothing else."""
         transport, peer, local = self._pair(1 << 16)
-        local[:] = pattern(99, local.nbytes)
+        ours = pattern(99, local.nbytes)
+        local[:] = ours
         order = np.random.default_rng(6).permutation(500)
         to, origin = order * 131, np.arange(500) * 127
         batch = self._batch(local, origin, peer, to, np.full(500, 101), Direction.WRITE)
         expect(move(transport, batch).state is State.DONE, "a write was not done")
         expected = pattern(peer.seed, 1 << 16)
         for a, b in zip(to.tolist(), origin.tolist(), strict=True):
-            expected[a : a + 101] = local[b : b + 101]
+            expected[a : a + 101] = ours[b : b + 101]
         self._equal(peer.read(0), expected, "at the peer")
+        self._equal(local, ours, "locally, where it was only read")
 
     def test_several_regions(self) -> None:
         """One batch touches three regions of the peer and two of ours."""
