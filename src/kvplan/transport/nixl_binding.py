@@ -10,6 +10,8 @@ Measured facts that this file defends against (NIXL 1.5.1, UCX backend):
 * releasing a request twice, or posting it after its release, is a segmentation fault: `NixlRequest` owns the
   state of a request, in one table;
 * releasing a request in flight does not cancel it: the table does not allow it;
+* after a load that failed half-way, the same agent's good metadata is refused too (``nixlInvalidParamError``),
+  and nothing but a new agent of ours clears it: damage is found by a checksum before NIXL sees the bytes;
 * errors are twelve unrelated classes under ``Exception``: `translate` is the only place that knows them.
 """
 
