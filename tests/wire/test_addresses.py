@@ -66,5 +66,5 @@ def test_t46b_the_allow_list():
 
 def test_an_allow_list_with_a_broken_network_is_refused():
     check_allow_list(("10.0.0.0/8", "node"))
-    with pytest.raises(DescriptionError, match="10.0.0.0/99"):
+    with pytest.raises(DescriptionError, match=r"10\.0\.0\.0/99"):
         check_allow_list(("10.0.0.0/99",))

@@ -70,6 +70,10 @@ def with_region(**fields):
     return changed(ranks=(rank, *BODY.ranks[1:]))
 
 
+def with_wrong_axis():
+    return changed(blocks=tuple(msgspec.structs.replace(block, axes=(7,)) for block in BODY.blocks))
+
+
 BAD = {
     "layer index": (lambda: with_component(layer=99), "layer index 99"),
     "component index": (lambda: with_component(component=9), "component index 9"),

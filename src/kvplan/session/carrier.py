@@ -129,13 +129,24 @@ class Carrier:
             return Progress(State.PENDING)
 
     def _landed(self, piece: Piece, progress: Progress) -> Ended:
-        arrived = progress.state is State.DONE
-        wanted = piece.source.read.state is ReadState.READING
-        if arrived and wanted and piece.scatter is not None and piece.slot is not None:
-            self.staging.scatter(piece.slot, piece.scatter)
+        why = "" if progress.state is State.DONE else progress.reason or "the transport does not say why"
+        if not why and piece.source.read.state is ReadState.READING:
+            why = self._scattered(piece)
         self._free_slot(piece)
-        piece.step(PieceEvent.ARRIVE if arrived else PieceEvent.FAIL)
-        return Ended(piece, "" if arrived else progress.reason or "the transport does not say why")
+        piece.step(PieceEvent.FAIL if why else PieceEvent.ARRIVE)
+        return Ended(piece, why)
+
+    def _scattered(self, piece: Piece) -> str:
+        """Copy a staged piece from its slot into its blocks; return why that was not possible, or nothing."""
+        if piece.scatter is None or piece.slot is None:
+            return ""
+        try:
+            self.staging.scatter(piece.slot, piece.scatter)
+        except Exception as error:  # an error here must end one read, not the thread
+            logger.exception("a batch of %s could not be scattered", piece.peer)
+            self._stats.add("loop_errors")
+            return f"scatter: {type(error).__name__}: {error}"
+        return ""
 
     def _unposted(self, piece: Piece, why: str) -> Ended:
         self._free_slot(piece)
