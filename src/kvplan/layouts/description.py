@@ -19,6 +19,7 @@ from kvplan.layouts.formats import dtype_name
 from kvplan.layouts.gdn import GdnSpec
 from kvplan.layouts.geometry import CacheGeometry, GroupGeometry
 from kvplan.layouts.hf_config import ModelSpec, read_hf_config
+from kvplan.layouts.hybrid import BLOCK_ALIGNMENT, automatic_block_size
 from kvplan.layouts.indexer import IndexerSpec
 from kvplan.layouts.mamba1 import Mamba1Spec
 from kvplan.layouts.mamba2 import Mamba2Spec
@@ -84,7 +85,7 @@ def _engine(document: Document, folder: Path) -> EngineSpec:
         raise DescriptionError(f"{engine_id!r} is not a name", field="engine_id")
     model = _model(mapping(data["model"], "model"), folder)
     parallel = build(Parallel, mapping(data.get("parallel") or {}, "parallel"), "parallel", aliases=PARALLEL_ALIASES)
-    cache = _cache(mapping(data.get("cache") or {}, "cache"), model)
+    cache = _cache(mapping(data.get("cache") or {}, "cache"), model, parallel)
     return EngineSpec(
         engine_id=str(engine_id),
         layers=model.layers,
@@ -138,7 +139,10 @@ def _layers(entry: Any, field: str, dtype: str | None) -> list[LayerSpec]:
     return [dataclasses.replace(first, name=name) for name in names]
 
 
-def _cache(data: dict[str, Any], model: ModelSpec) -> CacheGeometry:
+def _cache(data: dict[str, Any], model: ModelSpec, parallel: Parallel) -> CacheGeometry:
+    automatic = str(data.get("block_size", "")).lower() == "auto"
+    if automatic:
+        data["block_size"] = data.get("kernel_block_size", BLOCK_ALIGNMENT)
     for key in ("dtype", "kv_cache_dtype", "cache_dtype", "scale_dtype", "conv_dtype", "ssm_dtype"):
         if key in data and str(data[key]).lower() != "auto":
             data[key] = dtype_name(str(data[key]), field=f"cache.{key}")
@@ -147,7 +151,14 @@ def _cache(data: dict[str, Any], model: ModelSpec) -> CacheGeometry:
     own = tuple(_group(key, entry) for key, entry in entries.items())
     plain = build(CacheGeometry, data, "cache", aliases=CACHE_ALIASES)
     shared = plain.shared_regions if data.keys() & {"shared_regions", "hybrid_memory"} else model.hybrid_memory
-    return dataclasses.replace(plain, groups=own, shared_regions=shared)
+    whole = dataclasses.replace(plain, groups=own, shared_regions=shared)
+    if not automatic:
+        return whole
+    return dataclasses.replace(whole, block_size=automatic_block_size(model.layers, parallel, whole))
+
+
+def _values(item: Any) -> dict[str, Any]:
+    return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
 
 
 def _group(key: str, entry: Any) -> GroupGeometry:
@@ -177,8 +188,7 @@ def write_description(spec: EngineSpec) -> str:
 
 
 def _changed(item: Any, plain: Any) -> dict[str, Any]:
-    names = [field.name for field in dataclasses.fields(item)]
-    return {name: getattr(item, name) for name in names if getattr(item, name) != getattr(plain, name)}
+    return {name: value for name, value in _values(item).items() if value != getattr(plain, name)}
 
 
 def _written_layers(layers: tuple[LayerSpec, ...]) -> list[dict[str, Any]]:
@@ -201,6 +211,5 @@ def _written_layers(layers: tuple[LayerSpec, ...]) -> list[dict[str, Any]]:
 
 
 def _written_layer(name: str, layer: LayerSpec) -> dict[str, Any]:
-    values = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)}
-    kept = {key: x for key, x in values.items() if x is not None and key != "name" and (key != "draft" or x)}
+    kept = {key: x for key, x in _values(layer).items() if x is not None and key != "name" and (key != "draft" or x)}
     return {"name": name, "kind": layer.kind, **kept}
