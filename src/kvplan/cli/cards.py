@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvplan.cli.flows import SPLIT_AXES, union
-from kvplan.cli.summary_table import AXIS_WORDS, held_text, ranges_text, rank_name, size
+from kvplan.cli.summary_table import AXIS_WORDS, held_text, ranges_text, rank_name, size, tokens_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
