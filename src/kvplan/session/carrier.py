@@ -32,6 +32,8 @@ class Ended(NamedTuple):
     piece: Piece
     why: str
     """Why it failed; empty when it arrived."""
+    peer_is_gone: bool = False
+    """Whether the transport says that the peer's process has ended."""
 
 
 class Carrier:
@@ -95,9 +97,7 @@ class Carrier:
         try:
             piece.handle = self._transport.post(self._batch(piece))
         except TransportError as error:
-            if isinstance(error, PeerGoneError):
-                piece.num_failures += self._config.read_retries
-            return [self._unposted(piece, str(error))]
+            return [self._unposted(piece, str(error), peer_is_gone=isinstance(error, PeerGoneError))]
         except Exception as error:  # a carrier's own error must end one read, not the thread
             logger.exception("transport %s failed to post a batch to %s", self._transport.name, piece.peer)
             self._stats.add("loop_errors")
@@ -148,10 +148,10 @@ class Carrier:
             return f"scatter: {type(error).__name__}: {error}"
         return ""
 
-    def _unposted(self, piece: Piece, why: str) -> Ended:
+    def _unposted(self, piece: Piece, why: str, *, peer_is_gone: bool = False) -> Ended:
         self._free_slot(piece)
         piece.step(PieceEvent.FAIL)
-        return Ended(piece, why)
+        return Ended(piece, why, peer_is_gone)
 
     def _free_slot(self, piece: Piece) -> None:
         if piece.slot is not None:

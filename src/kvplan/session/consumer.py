@@ -102,7 +102,7 @@ class Consumer:
             return
         read = Read(request, peer, digest)
         self._reads[read.request_id] = read
-        peer.reads.add(read)
+        peer.reads[read] = None
         if peer.failure is not None:
             self._fail(read, peer.failure, now)
         elif peer.state is PeerState.ASKING:
@@ -297,18 +297,20 @@ class Consumer:
             return
         if piece.state is PieceState.ARRIVED:
             piece.source.note_arrival(now)
-        elif self._may_retry(piece):
+        elif self._may_retry(ended):
             piece.num_failures += 1
             piece.step(PieceEvent.RETRY)
             self._stats.add("pieces_retried")
             self._carrier.submit(piece)
         else:
-            self._fail(read, Failure("transport_error", f"reading from {piece.peer}: {ended.why}"), now)
+            reason = "peer_gone" if ended.peer_is_gone else "transport_error"
+            self._fail(read, Failure(reason, f"reading from {piece.peer}: {ended.why}"), now)
+            self._book.doubt(read.peer, now)
         self._settle(read, now)
 
-    def _may_retry(self, piece: Piece) -> bool:
-        read, claim = piece.source.read, piece.source.claim
-        wanted = read.state is ReadState.READING and read.peer.state is not PeerState.GONE
+    def _may_retry(self, ended: Ended) -> bool:
+        piece, read, claim = ended.piece, ended.piece.source.read, ended.piece.source.claim
+        wanted = read.state is ReadState.READING and read.peer.state is not PeerState.GONE and not ended.peer_is_gone
         return wanted and claim is not ClaimState.REFUSED and piece.num_failures < self._config.read_retries
 
     def _settle(self, read: Read, now: float) -> None:
@@ -341,7 +343,7 @@ class Consumer:
             source.link.end(source, ok=ok)
         del self._reads[read.request_id]
         self._deadlines.end(read.request_id)
-        read.peer.reads.discard(read)
+        read.peer.reads.pop(read, None)
         if read.failure is not None:
             self._reports.failed(read.request, read.failure)
         self._forget_if_over(read.peer)

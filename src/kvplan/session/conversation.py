@@ -115,7 +115,7 @@ class Conversation:
         self.book.desks.retry(address, "no connection (nobody listens, or the keys differ)", now)
         peer, link = self._lines.get(address, (None, None))
         if peer is not None and link is not None and peer.state is not PeerState.GONE:
-            link.reset()
+            link.reset(now)
             self.book.doubt(peer, now)
 
     def tick(self, now: float) -> list[Peer]:

@@ -131,14 +131,14 @@ class Link:
         if self._renewed_at < then:
             self._heartbeat_at = min(self._heartbeat_at, now)
 
-    def reset(self) -> None:
-        """Begin anew: the connection was lost, or the rank has forgotten us."""
+    def reset(self, now: float) -> None:
+        """Begin anew, soon: the connection was lost, or the rank has forgotten us."""
         self.state = advance(LINK, self.state, LinkEvent.RESET)
-        self._introduce_at = -math.inf
+        self._introduce_at = now + self.config.backoff_s
         for key in self._asked:
-            self._asked[key] = -math.inf
+            self._asked[key] = self._introduce_at
         for notice in self._notices.values():
-            notice.next_at = -math.inf
+            notice.next_at = self._introduce_at
 
     def due(self, now: float) -> list[Message]:
         """Return what is to be sent now."""
@@ -166,14 +166,14 @@ class Link:
     def handle(self, message: Message, now: float) -> list[Refusal]:
         """Take an answer of the rank; return the sources that it refuses."""
         match message:
-            case Introduced(engine_id=self.me.engine_id):
+            case Introduced(producer=self.them, engine_id=self.me.engine_id):
                 self._welcome(now)
-            case IntroduceRefused(engine_id=self.me.engine_id):
+            case IntroduceRefused(producer=self.them, engine_id=self.me.engine_id):
                 self._unwelcome(message, now)
             case Granted(reader=self.me):
                 self._granted(message)
             case Refused(reader=self.me):
-                return self._refused(message.items)
+                return self._refused(message.items, now)
             case Renewed(reader=self.me):
                 return self._renewed(message)
             case DoneAck(reader=self.me) | Released(reader=self.me):
@@ -253,7 +253,7 @@ class Link:
             self._asked.pop(key, None)
             source.prove(source.asked_at + item.lease_s)
 
-    def _refused(self, items: Iterable[RefusalItem]) -> list[Refusal]:
+    def _refused(self, items: Iterable[RefusalItem], now: float) -> list[Refusal]:
         refusals = []
         for item in items:
             key = ClaimKey(item.request_id, item.generation, item.ticket)
@@ -262,7 +262,7 @@ class Link:
                 self.stats.add("unexpected_messages")
             elif item.reason == "not_introduced":
                 if self.state is LinkState.READY:
-                    self.reset()
+                    self.reset(now)
             elif source.step(ClaimEvent.REFUSE):
                 self._asked.pop(key)
                 refusals.append(Refusal(source, item.reason, item.detail))

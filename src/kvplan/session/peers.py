@@ -60,8 +60,8 @@ class Peer:
     """By producer rank, made when first needed."""
     connected: set[int] = field(default_factory=set)
     """Producer ranks that the transport knows."""
-    reads: set[Read] = field(default_factory=set)
-    """Reads that are not over."""
+    reads: dict[Read, None] = field(default_factory=dict)
+    """Reads that are not over, in the order of their requests: the same on every rank."""
     to_release: dict[Reference, float] = field(default_factory=dict)
     """References to release, and to hold, once it is known whom to tell; with the time until which that makes sense."""
     to_hold: dict[Reference, float] = field(default_factory=dict)
