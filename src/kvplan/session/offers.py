@@ -113,7 +113,7 @@ class OfferBook:
         entry = self._entries.get(key)
         reason = self.why_not(key) if entry is None else _refusal(entry, reader, item, readers)
         if entry is None or reason:
-            self._stats.add("claims_refused")
+            self._stats.refuse(reason)
             self._stats.add("stale_references", entry is None)
             return RefusalItem(*key, reason, ticket=item.ticket)
         if reader.rank not in entry.claimed:

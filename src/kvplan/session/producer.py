@@ -127,7 +127,7 @@ class Producer:
                 break
             del self._parked[key]
             if isinstance(parked.item, ClaimItem):
-                self._stats.add("claims_refused")
+                self._stats.refuse("unknown")
                 self._stats.add("stale_references")
                 answers.extend(_bundled(parked.route, parked.reader, [_refuse(parked.item, "unknown")]))
         return answers

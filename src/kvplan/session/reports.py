@@ -15,10 +15,12 @@ from kvplan.errors import (
     TransportError,
     WireError,
 )
+from kvplan.session.advice import advice, logfmt
 from kvplan.session.nouns import REASONS, Failure, Results
+from kvplan.wire.addresses import checked_address
 
 if TYPE_CHECKING:
-    from kvplan.session.nouns import ReadRequest
+    from kvplan.session.nouns import ReadRequest, RemoteRef
     from kvplan.session.reads import Read
     from kvplan.session.stats import Stats
 
@@ -49,21 +51,30 @@ class Reports:
         """Report that a read's bytes are here and proven."""
         pieces = list(read.pieces())
         self._received.add(read.request_id)
-        self._stats.add("reads_received")
         self._stats.add("descriptors", sum(len(piece.runs) for piece in pieces))
-        self._stats.add("received_bytes", sum((piece.scatter or piece.runs).total_bytes for piece in pieces))
-        self._stats.observe(now - read.began_at)
+        num_bytes = sum((piece.scatter or piece.runs).total_bytes for piece in pieces)
+        self._stats.receive(num_bytes, str(read.peer.desk))
+        self._stats.observe("read_seconds", now - read.began_at)
 
     def failed(self, request: ReadRequest, failure: Failure) -> None:
         """Report that a read has failed and that nothing writes into its blocks."""
         self._failed[request.request_id] = failure
-        self._stats.fail(failure.reason)
         remote = request.remote
+        self._stats.fail(failure.reason, _label(remote))
         logger.warning(
-            "read failed: request=%s reason=%s peer=%s at=%s:%d remote_request=%s detail=%s meaning=%s",
-            request.request_id, failure.reason, remote.engine_id, remote.host, remote.port, remote.request_id,
-            failure.detail or "-", REASONS.get(failure.reason, "-"),
-        )  # fmt: skip
+            "%s",
+            logfmt(
+                "read failed",
+                request=request.request_id,
+                reason=failure.reason,
+                peer=remote.engine_id,
+                at=f"{remote.host}:{remote.port}",
+                remote_request=remote.request_id,
+                detail=failure.detail,
+                meaning=REASONS.get(failure.reason, ""),
+                do=advice(failure.reason),
+            ),
+        )
 
     def take(self) -> Results:
         """Return what has been reported since the last call."""
@@ -82,3 +93,11 @@ def failure_of(error: Exception) -> Failure:
         return Failure(error.reason, str(error))
     reason = next((reason for kind, reason in _BY_ERROR if isinstance(error, kind)), "handshake_failed")
     return Failure(reason, str(error) or type(error).__name__)
+
+
+def _label(remote: RemoteRef) -> str:
+    """Return the front desk's address as a label; empty for one that cannot be meant."""
+    try:
+        return str(checked_address(remote.host, remote.port))
+    except WireError:
+        return ""

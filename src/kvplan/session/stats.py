@@ -1,70 +1,92 @@
-"""What a session counts: counters, gauges and one histogram, by name. No exporting.
+"""What a session counts, by the names of ``declared``: a bounded store behind one lock. No exporting.
 
-Counters are written by one thread each and read by any; a reader may be one event behind.
+Numbers are written by the session's threads and read by any; a reader may be one event behind. Labels are bounded:
+reasons by their table, peers by ``MAX_PEERS`` front desks at one time, the rest being ``other``.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left
+from collections import OrderedDict
+from typing import TYPE_CHECKING
 
-COUNTERS = {
-    "aborts_unknown": "cancels of reads that are not running",
-    "claims_granted": "claims that this producer granted",
-    "claims_refused": "claims that this producer refused",
-    "descriptors": "descriptors of reads that arrived",
-    "done_duplicates": "done messages that said nothing new",
-    "done_strangers": "done messages of readers that the plan does not name, or of another read",
-    "duplicates_ignored": "offers and reads with an id that is live already",
-    "expiries": "offers whose lease ended before every reader was done",
-    "handshakes": "hellos that led to a proved plan",
-    "handshakes_refused": "hellos of engines that must not exchange cache with this one",
-    "heartbeats": "renewal messages sent",
-    "leases_renewed": "leases that a renewal of a consumer extended",
-    "loop_errors": "unexpected errors that a session thread survived",
-    "malformed_messages": "frames from peers that are no messages of ours",
-    "offers": "requests offered",
-    "offers_ended": "offers that ended, however",
-    "overloads": "commands or messages refused because a bounded queue was full",
-    "pieces_retried": "batches that were read again after a failure",
-    "reads": "reads that began",
-    "reads_failed": "reads that failed, all reasons",
-    "reads_received": "reads that succeeded",
-    "received_bytes": "bytes of reads that succeeded",
-    "releases": "offers that a consumer released without reading",
-    "stale_references": "claims of ended, unknown or superseded offers",
-    "unexpected_messages": "messages that are late, or answer nothing",
-}
-"""Every counter, with its meaning."""
+from kvplan.session.declared import METRICS, SECONDS_BUCKETS, Kind
 
-GAUGES = {
-    "live_offers": "offers whose blocks are kept",
-    "live_peers": "engines that reads are or were made from",
-    "live_reads": "reads that have not been reported",
-    "parked_messages": "claims and notices that wait for their offer",
-    "quarantined_reads": "failed reads that wait for a write into their blocks to end",
-}
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_PEERS = 32
+"""Front desks with numbers of their own; further ones are counted together as ``other``."""
+PEER_IDLE_S = 600.0
+"""A front desk without a read for so long makes room for another; its series ends."""
+MAX_REASONS = 64
+"""Reasons with numbers of their own: more than there are."""
+OTHER = "other"
+
+COUNTERS = {m.name: m.help for m in METRICS.values() if m.kind is Kind.COUNTER and not m.label}
+"""Every counter without a label, with its meaning."""
+GAUGES = {m.name: m.help for m in METRICS.values() if m.kind is Kind.GAUGE}
 """Every gauge, with its meaning."""
+HISTOGRAMS = {m.name: m.help for m in METRICS.values() if m.kind is Kind.HISTOGRAM}
+"""Every histogram, with its meaning."""
+_BOUNDS = (*map(str, SECONDS_BUCKETS), "inf")
 
-SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""Upper bounds of the histogram ``read_seconds``: from the first claim to the last byte."""
+
+class _Histogram:
+    """Durations by bucket."""
+
+    def __init__(self) -> None:
+        self.buckets = [0] * len(_BOUNDS)
+        self.seconds = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.buckets[bisect_left(SECONDS_BUCKETS, seconds)] += 1
+        self.seconds += seconds
+
+
+class _Peers:
+    """Numbers by front desk, for a bounded number of front desks."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._used_at: OrderedDict[str, float] = OrderedDict()
+        self.values: dict[str, float] = {}
+
+    def add(self, name: str, peer: str, amount: float) -> None:
+        key = f"{name}.{self._label(peer)}"
+        self.values[key] = self.values.get(key, 0.0) + amount
+
+    def _label(self, peer: str) -> str:
+        now = self._clock()
+        if peer not in self._used_at and len(self._used_at) >= MAX_PEERS:
+            idle, used_at = next(iter(self._used_at.items()))
+            if used_at + PEER_IDLE_S > now:
+                return OTHER
+            del self._used_at[idle]
+            self.values = {key: value for key, value in self.values.items() if key.partition(".")[2] != idle}
+        self._used_at[peer] = now
+        self._used_at.move_to_end(peer)
+        return peer
 
 
 class Stats:
-    """Counters, gauges and a histogram of one session.
+    """Counters, gauges and histograms of one session.
 
     >>> stats = Stats()
-    >>> stats.add("reads"), stats.add("received_bytes", 100), stats.fail("expired")
+    >>> stats.add("reads"), stats.add("received_bytes", 100), stats.fail("expired", "10.0.0.1:5600")
     (None, None, None)
-    >>> [stats.snapshot()[name] for name in ("reads", "received_bytes", "failures.expired")]
-    [1.0, 100.0, 1.0]
+    >>> [stats.snapshot()[name] for name in ("reads", "received_bytes", "failures.expired", "reads_failed")]
+    [1.0, 100.0, 1.0, 1.0]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
         self._values: dict[str, float] = dict.fromkeys([*COUNTERS, *GAUGES], 0.0)
-        self._buckets = [0] * (len(SECONDS_BUCKETS) + 1)
-        self._seconds = 0.0
+        self._reasons: dict[str, float] = {}
+        self._histograms = {name: _Histogram() for name in HISTOGRAMS}
+        self._peers = _Peers(clock)
 
     def add(self, name: str, amount: float = 1) -> None:
         """Add to a counter."""
@@ -76,27 +98,51 @@ class Stats:
         with self._lock:
             self._values[name] = value
 
-    def fail(self, reason: str) -> None:
-        """Count a failed read by its reason, as ``failures.<reason>``."""
-        name = f"failures.{reason}"
+    def fail(self, reason: str, peer: str = "") -> None:
+        """Count a failed read, by its reason and by the front desk that it was to come from."""
         with self._lock:
             self._values["reads_failed"] += 1
-            self._values[name] = self._values.get(name, 0) + 1
+            self._by_reason("failures", reason)
+            if peer:
+                self._peers.add("peer_reads_failed", peer, 1)
 
-    def observe(self, seconds: float) -> None:
-        """Add one read's duration to the histogram."""
+    def receive(self, num_bytes: int, peer: str = "") -> None:
+        """Count a read that succeeded, by the front desk that it came from."""
         with self._lock:
-            self._buckets[bisect_left(SECONDS_BUCKETS, seconds)] += 1
-            self._seconds += seconds
+            self._values["reads_received"] += 1
+            self._values["received_bytes"] += num_bytes
+            if peer:
+                self._peers.add("peer_reads_received", peer, 1)
+                self._peers.add("peer_received_bytes", peer, num_bytes)
+
+    def refuse(self, reason: str) -> None:
+        """Count a refused claim, by its reason."""
+        with self._lock:
+            self._values["claims_refused"] += 1
+            self._by_reason("refusals", reason)
+
+    def observe(self, name: str, seconds: float) -> None:
+        """Add one duration to a histogram."""
+        with self._lock:
+            self._histograms[name].observe(max(0.0, seconds))
 
     def snapshot(self) -> dict[str, float]:
-        """Return every value by name; the histogram as ``read_seconds.le.BOUND`` (cumulative), ``.count``, ``.sum``."""
+        """Return every number by name, as ``declared`` says."""
         with self._lock:
             values = {name: float(value) for name, value in self._values.items()}
-            total = 0
-            for bound, count in zip((*map(str, SECONDS_BUCKETS), "inf"), self._buckets, strict=True):
-                total += count
-                values[f"read_seconds.le.{bound}"] = float(total)
-            values["read_seconds.count"] = float(total)
-            values["read_seconds.sum"] = self._seconds
+            values |= self._reasons
+            values |= self._peers.values
+            for name, histogram in self._histograms.items():
+                total = 0
+                for bound, count in zip(_BOUNDS, histogram.buckets, strict=True):
+                    total += count
+                    values[f"{name}.le.{bound}"] = float(total)
+                values[f"{name}.count"] = float(total)
+                values[f"{name}.sum"] = histogram.seconds
         return values
+
+    def _by_reason(self, name: str, reason: str) -> None:
+        key = f"{name}.{reason}"
+        if key not in self._reasons and len(self._reasons) >= 2 * MAX_REASONS:
+            key = f"{name}.{OTHER}"
+        self._reasons[key] = self._reasons.get(key, 0.0) + 1
