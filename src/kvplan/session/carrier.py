@@ -7,6 +7,7 @@ A staged piece that has arrived is scattered at once, if its read still wants it
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -60,6 +61,15 @@ class Carrier:
         """Pieces whose bytes may still be written."""
         return len(self._flying)
 
+    def gauges(self) -> dict[str, float]:
+        """Return what is in flight, by the names of ``kvplan.session.declared``."""
+        return {
+            "transfers_in_flight": len(self._flying),
+            "bytes_in_flight": sum(piece.runs.total_bytes for piece in self._flying),
+            "staging_bytes": self.staging.num_bytes,
+            "staging_slots_used": self.staging.num_used,
+        }
+
     def submit(self, piece: Piece) -> None:
         """Take a piece; it is posted by a later ``pump``."""
         (self._waiting if piece.scatter is None else self._waiting_for_slot).append(piece)
@@ -94,6 +104,7 @@ class Carrier:
 
     def _post(self, piece: Piece) -> list[Ended]:
         """Post one piece; return it if it ended at once."""
+        piece.posted_at = time.perf_counter()
         try:
             piece.handle = self._transport.post(self._batch(piece))
         except TransportError as error:
@@ -130,6 +141,10 @@ class Carrier:
 
     def _landed(self, piece: Piece, progress: Progress) -> Ended:
         why = "" if progress.state is State.DONE else progress.reason or "the transport does not say why"
+        if not why:
+            self._stats.observe("transfer_seconds", time.perf_counter() - piece.posted_at)
+            self._stats.add("transfers")
+            self._stats.add("transferred_bytes", piece.runs.total_bytes)
         if not why and piece.source.read.state is ReadState.READING:
             why = self._scattered(piece)
         self._free_slot(piece)
@@ -140,12 +155,15 @@ class Carrier:
         """Copy a staged piece from its slot into its blocks; return why that was not possible, or nothing."""
         if piece.scatter is None or piece.slot is None:
             return ""
+        began_at = time.perf_counter()
         try:
             self.staging.scatter(piece.slot, piece.scatter)
         except Exception as error:  # an error here must end one read, not the thread
             logger.exception("a batch of %s could not be scattered", piece.peer)
             self._stats.add("loop_errors")
             return f"scatter: {type(error).__name__}: {error}"
+        self._stats.observe("scatter_seconds", time.perf_counter() - began_at)
+        self._stats.add("staged_bytes", piece.scatter.total_bytes)
         return ""
 
     def _unposted(self, piece: Piece, why: str, *, peer_is_gone: bool = False) -> Ended:

@@ -187,8 +187,8 @@ class Consumer:
     def gauges(self) -> dict[str, float]:
         """Return what is live, by the names of ``kvplan.session.stats``."""
         quarantined = sum(read.state is ReadState.DRAINING for read in self._reads.values())
-        live = len(self._reads)
-        return {"live_reads": live, "quarantined_reads": quarantined, "live_peers": len(self._book.peers)}
+        live = {"live_reads": len(self._reads), "live_peers": len(self._book.peers)}
+        return live | {"quarantined_reads": quarantined} | self._carrier.gauges()
 
     def _peer(self, remote: RemoteRef, now: float) -> Peer:
         if self._closing:

@@ -86,7 +86,7 @@ class Conversation:
         """Take a message that came over one line."""
         match message:
             case Hello():
-                return Outcome(tuple(self.book.hear(address, message)))
+                return Outcome(self._heard(address, message, now))
             case NotReady():
                 self.book.desks.retry(address, f"not ready: {message.detail}", now)
                 return Outcome()
@@ -136,6 +136,13 @@ class Conversation:
     def is_quiet(self) -> bool:
         """Whether no claim, done or release waits for an answer."""
         return all(link.is_idle for peer, link in self._lines.values() if peer.state is PeerState.READY)
+
+    def _heard(self, address: Address, hello: Hello, now: float) -> tuple[Peer, ...]:
+        changed = tuple(self.book.hear(address, hello))
+        for peer in changed:
+            if peer.state is PeerState.READY:
+                self._stats.observe("handshake_seconds", now - peer.asked_at)
+        return changed
 
     def _ask(self, now: float) -> None:
         """Ask the desks that are due, each over a new connection; hang up on those that nobody asks any more."""

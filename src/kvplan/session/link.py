@@ -171,7 +171,7 @@ class Link:
             case IntroduceRefused(producer=self.them, engine_id=self.me.engine_id):
                 self._unwelcome(message, now)
             case Granted(reader=self.me):
-                self._granted(message)
+                self._granted(message, now)
             case Refused(reader=self.me):
                 return self._refused(message.items, now)
             case Renewed(reader=self.me):
@@ -243,14 +243,15 @@ class Link:
             self._renewals.popitem(last=False)
         return renewals
 
-    def _granted(self, message: Granted) -> None:
+    def _granted(self, message: Granted, now: float) -> None:
         for item in message.items:
             key = ClaimKey(item.request_id, item.generation, item.ticket)
             source = self.sources.get(key)
             if source is None or math.isinf(source.asked_at) or not source.step(ClaimEvent.GRANT):
                 self.stats.add("unexpected_messages")
                 continue
-            self._asked.pop(key, None)
+            if self._asked.pop(key, None) is not None:
+                self.stats.observe("claim_seconds", now - source.asked_at)
             source.prove(source.asked_at + item.lease_s)
 
     def _refused(self, items: Iterable[RefusalItem], now: float) -> list[Refusal]:

@@ -66,6 +66,8 @@ class Peer:
     """References to release, and to hold, once it is known whom to tell; with the time until which that makes sense."""
     to_hold: dict[Reference, float] = field(default_factory=dict)
     doubted_at: float = math.inf
+    asked_at: float = 0.0
+    """When its hello was first wanted."""
 
     def step(self, event: PeerEvent) -> None:
         """Advance the state."""
@@ -114,7 +116,7 @@ class PeerBook:
                 raise RefusedError(f"{remote.host} is not on the allow list", reason="peer_not_allowed")
             if len(self.peers) >= self._config.max_peers:
                 raise OverloadedError(f"{len(self.peers)} peers are known and none of them is idle")
-            peer = self.peers[remote.engine_id] = Peer(remote.engine_id, address, now)
+            peer = self.peers[remote.engine_id] = Peer(remote.engine_id, address, now, asked_at=now)
             self.desks.want(peer.desk)
         peer.used_at = now
         return peer

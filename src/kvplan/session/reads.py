@@ -60,6 +60,8 @@ class Piece:
     handle: Handle | None = None
     slot: int | None = None
     """Part of the staging area that it fills."""
+    posted_at: float = 0.0
+    """On the clock of ``time.perf_counter``, to measure how long it takes."""
     num_failures: int = 0
 
     def step(self, event: PieceEvent) -> None:

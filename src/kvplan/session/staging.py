@@ -39,6 +39,16 @@ class StagingArea:
         """Whether a slot could be taken."""
         return self.slot_bytes > 0 and (self._memory is None or bool(self._free))
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the area; 0 until it is made."""
+        return 0 if self._memory is None else self._num_slots * self.slot_bytes
+
+    @property
+    def num_used(self) -> int:
+        """Slots that hold a batch."""
+        return 0 if self._memory is None else self._num_slots - len(self._free)
+
     def take(self) -> int:
         """Return a free slot, making the area at the first call. Raises ``TransportError`` when that fails."""
         if self._memory is None:
