@@ -162,7 +162,8 @@ class KVPlanConnector(KVConnectorBase_V1, SupportsHMA):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Hand this step's wishes to the session."""
         if self._worker is not None and isinstance(self._connector_metadata, StepMetadata):
-            self._worker.step(self._connector_metadata)
+            idle = getattr(forward_context, "attn_metadata", None) is None
+            self._worker.step(self._connector_metadata, idle=idle)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: loads run between steps."""

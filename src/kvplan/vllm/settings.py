@@ -61,6 +61,8 @@ class Settings:
     """Name of the transport."""
     transport_options: dict[str, Any] = field(default_factory=dict)
     """Keyword options of the transport."""
+    idle_pause_s: float = 0.001
+    """How long an engine step sleeps that has nothing to compute and nothing to report."""
     session: SessionConfig = field(default_factory=SessionConfig)
 
     @property
@@ -92,6 +94,7 @@ def read_settings(
         port=port,
         transport=str(extra.get("transport", "nixl")),
         transport_options=dict(options),
+        idle_pause_s=_pause(extra.get("idle_pause_s", Settings().idle_pause_s)),
         session=_session(extra, host, advertise),
     )
 
@@ -103,6 +106,7 @@ _OWN = (
     "transport",
     "transport_options",
     "backends",
+    "idle_pause_s",
 )
 
 
@@ -137,6 +141,12 @@ def _port(value: object) -> int:
         return int(str(value))
     except ValueError:
         raise DescriptionError(f"side channel port is {value!r}, not a number", field="side_channel_port") from None
+
+
+def _pause(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 0.1:
+        raise DescriptionError(f"idle_pause_s is {value!r}; it must be a number in [0, 0.1]", field="idle_pause_s")
+    return float(value)
 
 
 def _check_reachable(host: str, advertise: str) -> None:

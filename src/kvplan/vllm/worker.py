@@ -2,12 +2,17 @@
 
 Once: ``register`` describes what vLLM allocated, registers it with the transport and starts the session; what is not
 recognised is refused there, before the engine serves. Then, every engine step: ``step`` puts what the scheduler's half
-asks into the session's queues, ``results`` takes out what ended. Neither blocks.
+asks into the session's queues, ``results`` takes out what ended. Neither waits for a peer.
+
+While requests only wait for cache, or blocks for a reader, vLLM steps without pause and without work (0.32,
+``kv_connector_no_forward``). Such an idle step sleeps ``idle_pause_s`` when nothing has ended, so that the threads and
+processes that end the waiting get the core. Steps with a forward pass never sleep.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.errors import KVPlanError
@@ -61,6 +66,7 @@ class WorkerSide:
         self._session: RankSession | None = None
         self._metadata: RankMetadata | None = None
         self._failed: dict[str, str] = {}
+        self._idle = False
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
         """Describe the caches, register their memory, start the session. Raises when something is not recognised."""
@@ -95,8 +101,9 @@ class WorkerSide:
         """Return what the scheduler publishes about this rank."""
         return self._metadata
 
-    def step(self, step: StepMetadata) -> None:
-        """Hand one step's wishes to the session."""
+    def step(self, step: StepMetadata, *, idle: bool = False) -> None:
+        """Hand one step's wishes to the session. ``idle`` says that the step has no forward pass."""
+        self._idle = idle
         session = self._session
         if session is None or not step:
             return
@@ -119,6 +126,9 @@ class WorkerSide:
         received: set[str] = set()
         if self._session is not None:
             results = self._session.take_results()
+            if self._idle and not results and not failed:
+                time.sleep(self._settings.idle_pause_s)
+                results = self._session.take_results()
             sent, received = set(results.sent), set(results.received)
             failed |= {name: f"{item.reason}: {item.detail}" for name, item in results.failed.items()}
         for name, why in failed.items():
