@@ -110,7 +110,7 @@ def _model(data: dict[str, Any], folder: Path) -> ModelSpec:
         raise DescriptionError("hf_config: PATH or layers must be given", field="model")
     entries = sequence(data.get("layers", []), "model.layers")
     extra = [layer for i, entry in enumerate(entries) for layer in _layers(entry, f"model.layers.{i}", dtype)]
-    layers = tuple(sorted((*found.layers, *extra), key=lambda layer: (layer.draft, decoder_index(layer))))
+    layers = tuple(sorted((*found.layers, *extra), key=lambda layer: (layer.draft, decoder_index(layer), layer.group)))
     least = max((decoder_index(layer) + 1 for layer in layers if not layer.draft), default=1)
     count = data.get("num_layers", max(found.num_layers, least))
     if not isinstance(count, int) or isinstance(count, bool) or count < least:

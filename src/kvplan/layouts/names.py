@@ -37,7 +37,7 @@ def _items(text: str, name: str) -> list[str]:
     match = _RANGE.fullmatch(text.strip())
     if match is None:
         items = [item.strip() for item in text.split(",")]
-        if not all(items):
+        if not all(re.fullmatch(r"\w+", item) for item in items):
             raise DescriptionError(f"{{{text}}} in {name!r} is not a range; write {{0..31}} or {{0,4}}", field="name")
         return items
     start, stop, step = int(match[1]), int(match[2]), int(match[3] or 1)
