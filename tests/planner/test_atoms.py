@@ -66,3 +66,31 @@ def test_state_is_listed_by_block() -> None:
     assert table.tokens.tolist() == [0, 2]
     assert table.address.tolist() == [[1600 + 32 * h, 600 + 32 * h] for h in range(4)]
     assert np.prod(table.address.shape) == 8
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_windows_of_tokens_make_up_the_whole(data: st.DataObject) -> None:
+    left, right = data.draw(shapes(max_parallel=2, max_block=12)), data.draw(shapes(max_parallel=2, max_block=12))
+    source = engine("p", left, 4, num_layers=1, num_blocks=5, base=4096)
+    destination = engine("d", right, 4, num_layers=1, num_blocks=5, base=1 << 40)
+    num_tokens, s, d = data.draw(requests(left.block_size, right.block_size, num_blocks=5))
+    width = data.draw(st.integers(1, num_tokens))
+    for pair in plan_engines(source, destination).pairs:
+        whole = list(atoms(pair, "source", [s], [d], num_tokens=num_tokens))
+        windows = [
+            list(atoms(pair, "source", [s], [d], first_token=at, num_tokens=min(at + width, num_tokens)))
+            for at in range(0, num_tokens, width)
+        ]
+        for table, *parts in zip(whole, *windows, strict=True):
+            assert np.concatenate([part.address for part in parts], axis=1).tolist() == table.address.tolist()
+            assert np.concatenate([part.tokens for part in parts]).tolist() == table.tokens.tolist()
+
+
+def test_state_belongs_to_the_first_window() -> None:
+    block = BlockLayout((Axis("state_head", (Span(0, 4, 0, 32),)),), 32, "float32[8]")
+    rank = RankLayout((Region(0, 9, 200),), (ComponentLayout("l", "ssm", 0, 0, block),))
+    (pair,) = plan_engines(EngineLayout("p", (rank,)), EngineLayout("d", (rank,))).pairs
+    tables = [BlockTable(0, (8,))]
+    assert len(list(atoms(pair, "source", tables, tables, num_tokens=4))) == 1
+    assert not list(atoms(pair, "source", tables, tables, first_token=4, num_tokens=7))

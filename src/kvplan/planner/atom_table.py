@@ -49,9 +49,16 @@ class AtomTable:
     """Per axis of a strand, its coordinates; strands are their product, the last axis running fastest."""
     tokens: Ints
     """Token of each atom of a strand; for state the index of its block."""
-    address: Ints
-    """(strands, tokens), absolute."""
+    origin: Ints
+    """(strands,), absolute: where each strand would begin at place 0."""
+    place: Ints
+    """(tokens,), bytes from a strand's origin to its atom of each token: the same for every strand."""
     atom_bytes: int
+
+    @property
+    def address(self) -> Ints:
+        """Return the absolute address of every atom, (strands, tokens)."""
+        return self.origin[:, None] + self.place[None, :]
 
     def strand(self, index: int) -> dict[str, int]:
         """Return the coordinates of a strand."""
@@ -66,36 +73,47 @@ def atoms(
     destination: Sequence[BlockTable],
     *,
     num_tokens: int,
+    first_token: int = 0,
 ) -> Iterator[AtomTable]:
     """Yield every component that the plan moves for a request, as it lies on one side.
 
-    Both sides yield the same components, strands and tokens: those that have a block on both sides.
+    Both sides yield the same components, strands and tokens: those that have a block on both sides. Only tokens in
+    [``first_token``, ``num_tokens``) are listed, so that a long request can be walked in windows; state, which has
+    no tokens, belongs to the window that begins at 0.
     """
+    tokens = (first_token, num_tokens)
     for part in plan.parts:
         tables = (source[part.source_group], destination[part.destination_group])
-        blocks = _state_blocks(tables, side) if part.period_tokens is None else _blocks(part, tables, num_tokens, side)
+        if part.period_tokens is None and first_token > 0:
+            continue
+        blocks = _state_blocks(tables, side) if part.period_tokens is None else _blocks(part, tables, tokens, side)
         regions = part.source_regions if side == "source" else part.destination_regions
         for region, names in zip(regions, part.names, strict=True):
             for placed, (layer, component) in zip(part.placed, names, strict=True):
-                yield _component(layer, component, placed, region, blocks, side, part, num_tokens)
+                yield _component(layer, component, placed, region, blocks, side, tokens)
 
 
 class _Blocks(NamedTuple):
-    """Block ids of one side: (periods, slots), and which (period, own slot, other slot) both sides hold."""
+    """Block ids of both sides, (periods, slots) each, from the period that holds the first token that is listed."""
 
     own: Ints
     other: Ints
+    first_period: int
+    period_tokens: int | None
 
 
 def _state_blocks(tables: tuple[BlockTable, BlockTable], side: Side) -> _Blocks:
     own, other = tables if side == "source" else tables[::-1]
-    return _Blocks(own.ids()[:, None], other.ids()[:, None])
+    return _Blocks(own.ids()[:, None], other.ids()[:, None], 0, None)
 
 
-def _blocks(part: PlanPart, tables: tuple[BlockTable, BlockTable], num_tokens: int, side: Side) -> _Blocks:
+def _blocks(part: PlanPart, tables: tuple[BlockTable, BlockTable], tokens: tuple[int, int], side: Side) -> _Blocks:
+    period = part.period_tokens or 1
     sizes = (part.source_tokens or 1, part.destination_tokens or 1)
-    ids = [laid_out(t, n, part.period_tokens or 1, num_tokens) for t, n in zip(tables, sizes, strict=True)]
-    return _Blocks(*ids) if side == "source" else _Blocks(*ids[::-1])
+    first = tokens[0] // period
+    ids = [laid_out(t, n, period, tokens[1])[first:] for t, n in zip(tables, sizes, strict=True)]
+    own, other = ids if side == "source" else ids[::-1]
+    return _Blocks(own, other, first, period)
 
 
 def _component(
@@ -105,8 +123,7 @@ def _component(
     region: Region,
     blocks: _Blocks,
     side: Side,
-    part: PlanPart,
-    num_tokens: int,
+    tokens: tuple[int, int],
 ) -> AtomTable:
     cells = placed.cells
     base = region.base + (placed.source_bytes if side == "source" else placed.destination_bytes)
@@ -117,16 +134,17 @@ def _component(
     for name in names:
         strand = (strand[:, None] + along[name].offset[None, :]).reshape(-1)
     zero = _Along(*(np.zeros(1, np.int64) for _ in _Along._fields))
-    tokens, place = _tokens(
-        along.get(TOKEN, zero), other.get(TOKEN, zero).slot, blocks, region.block_stride_bytes, part, num_tokens
+    token, place = _tokens(
+        along.get(TOKEN, zero), other.get(TOKEN, zero).slot, blocks, region.block_stride_bytes, tokens
     )
     return AtomTable(
         layer,
         component,
         names,
         tuple(along[name].coordinate for name in names),
-        tokens,
-        base + strand[:, None] + place[None, :],
+        token,
+        base + strand,
+        place,
         cells.atom_bytes,
     )
 
@@ -147,13 +165,13 @@ def _along(p: Pieces, side: Side) -> _Along:
 
 
 def _tokens(
-    token: _Along, other_slot: Ints, blocks: _Blocks, stride: int, part: PlanPart, num_tokens: int
+    token: _Along, other_slot: Ints, blocks: _Blocks, stride: int, tokens: tuple[int, int]
 ) -> tuple[Ints, Ints]:
     """Return (token, place relative to the region's base) of every token that both sides hold, ascending."""
     own, other = blocks.own[:, token.slot], blocks.other[:, other_slot]
-    period = part.period_tokens
-    position = np.arange(len(own))[:, None] * (period or 1) + token.coordinate
+    period = np.arange(blocks.first_period, blocks.first_period + len(own))
+    position = period[:, None] * (blocks.period_tokens or 1) + token.coordinate
     held = (own >= 0) & (other >= 0)
-    if period is not None:
-        held &= position < num_tokens
+    if blocks.period_tokens is not None:
+        held &= (position >= tokens[0]) & (position < tokens[1])
     return position[held], (own * stride + token.offset)[held]
