@@ -28,6 +28,7 @@ from kvplan.wire.messages import (
     Renew,
     Renewed,
 )
+from kvplan.wire.status import FailureLine, LeaseLine, PeerLine, RankAddress, ReadLine, Status, StatusRequest
 
 
 def small_layout(engine_id="decode-0"):
@@ -83,5 +84,25 @@ MESSAGES = {
     "done_ack": DoneAck(reader=READER, items=(DoneItem("cmpl-1", "g1", "local-1", ok=True),)),
     "release": Release(reader=READER, items=(Reference("cmpl-4", "g4"),)),
     "released": Released(reader=READER, items=(Reference("cmpl-4", "g4"),)),
+    "status_request": StatusRequest(),
+    "status": Status(
+        role="rank",
+        engine_id="decode-0",
+        rank=1,
+        num_ranks=2,
+        version="0.1.0",
+        protocol=1,
+        uptime_s=12.5,
+        host="node-7",
+        pid=4711,
+        transport="nixl",
+        facts={"info.model": "tiny"},
+        ranks=(RankAddress("10.0.0.1:4000", "nixl"),),
+        values={"reads": 3.0, "failures.expired": 1.0},
+        peers=(PeerLine("prefill-0", "10.0.0.2:5600", "ready", 1, "fine"),),
+        reads=(ReadLine("local-1", "prefill-0", "reading", "bytes", 0.25, 4096, 1024),),
+        leases=(LeaseLine("cmpl-9", "claimed", "decode-1", 17.5, 1, 2),),
+        failures=(FailureLine(3.5, "local-0", "prefill-0", "10.0.0.2:5600", "expired", "30 s ago"),),
+    ),
     "error": Error(reason="unexpected", detail="not here"),
 }

@@ -11,6 +11,7 @@ Conversation, consumer rank on the left::
     Renew         ->  producer rank   Renewed                             one per heartbeat, all requests in it
     Done          ->  producer rank   DoneAck                             by reader identity, repeated until answered
     Release       ->  producer rank   Released                            nobody of this engine will read (any more)
+    StatusRequest ->  either          Status | NotReady                   for people who look (kvplan.wire.status)
 """
 
 from __future__ import annotations
@@ -19,37 +20,25 @@ from typing import Annotated, Union
 
 from msgspec import Meta, Struct
 
-Name = Annotated[str, Meta(min_length=1, max_length=512)]
-"""An engine id, request id, generation, ticket or field name."""
-Text = Annotated[str, Meta(max_length=4096)]
-"""A sentence for a person, or a field's value."""
-Count = Annotated[int, Meta(ge=0, le=1 << 20)]
-Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-Offset = Annotated[int, Meta(gt=-(1 << 62), lt=1 << 62)]
-Seconds = Annotated[float, Meta(ge=0, le=1e9)]
-MAX_ITEMS = 4096
-"""Most requests in one message; more are sent in several."""
+from kvplan.wire.fields import MAX_ITEMS, Count, Item, Name, Number, Offset, Seconds, Standalone, Text
+from kvplan.wire.status import Status, StatusRequest
 
 
-class _Item(Struct, frozen=True, array_like=True, forbid_unknown_fields=False):
-    """Parts of messages that repeat often are arrays on the wire: fields are only ever appended."""
-
-
-class Party(_Item, frozen=True):
+class Party(Item, frozen=True):
     """One rank of one engine."""
 
     engine_id: Name
     rank: Count
 
 
-class Reference(_Item, frozen=True):
+class Reference(Item, frozen=True):
     """One offer."""
 
     request_id: Name
     generation: Name
 
 
-class ClaimItem(_Item, frozen=True):
+class ClaimItem(Item, frozen=True):
     """One offer that is claimed."""
 
     request_id: Name
@@ -59,7 +48,7 @@ class ClaimItem(_Item, frozen=True):
     tables_digest: Text = ""
 
 
-class GrantItem(_Item, frozen=True):
+class GrantItem(Item, frozen=True):
     """One offer that is kept for at least ``lease_s`` from when the message that asked was sent."""
 
     request_id: Name
@@ -68,7 +57,7 @@ class GrantItem(_Item, frozen=True):
     ticket: Text = ""
 
 
-class RefusalItem(_Item, frozen=True):
+class RefusalItem(Item, frozen=True):
     """One offer that is not to be had, and why."""
 
     request_id: Name
@@ -78,7 +67,7 @@ class RefusalItem(_Item, frozen=True):
     ticket: Text = ""
 
 
-class DoneItem(_Item, frozen=True):
+class DoneItem(Item, frozen=True):
     """One read that ended."""
 
     request_id: Name
@@ -87,7 +76,7 @@ class DoneItem(_Item, frozen=True):
     ok: bool = True
 
 
-class SpanBody(_Item, frozen=True):
+class SpanBody(Item, frozen=True):
     """``kvplan.planner.Span``."""
 
     start: Offset
@@ -97,14 +86,14 @@ class SpanBody(_Item, frozen=True):
     slot: Count
 
 
-class AxisBody(_Item, frozen=True):
+class AxisBody(Item, frozen=True):
     """``kvplan.planner.Axis``."""
 
     name: Name
     spans: Annotated[tuple[SpanBody, ...], Meta(min_length=1, max_length=1 << 16)]
 
 
-class BlockBody(_Item, frozen=True):
+class BlockBody(Item, frozen=True):
     """``kvplan.planner.BlockLayout`` without its base, which differs from layer to layer; axes are indices."""
 
     axes: Annotated[tuple[Count, ...], Meta(max_length=16)]
@@ -113,7 +102,7 @@ class BlockBody(_Item, frozen=True):
     tokens_per_block: Number | None
 
 
-class RegionBody(_Item, frozen=True):
+class RegionBody(Item, frozen=True):
     """``kvplan.planner.Region``."""
 
     base: Number
@@ -122,7 +111,7 @@ class RegionBody(_Item, frozen=True):
     device: Name
 
 
-class ComponentBody(_Item, frozen=True):
+class ComponentBody(Item, frozen=True):
     """``kvplan.planner.ComponentLayout``; layer, component and block are indices."""
 
     layer: Count
@@ -134,7 +123,7 @@ class ComponentBody(_Item, frozen=True):
     optional: bool
 
 
-class RankBody(_Item, frozen=True):
+class RankBody(Item, frozen=True):
     """``kvplan.planner.RankLayout``."""
 
     tp: Count
@@ -154,7 +143,7 @@ class LayoutBody(Struct, frozen=True, kw_only=True):
     ranks: Annotated[tuple[RankBody, ...], Meta(min_length=1, max_length=4096)]
 
 
-class RankCard(_Item, frozen=True):
+class RankCard(Item, frozen=True):
     """How one rank is reached."""
 
     control_address: Name
@@ -162,18 +151,14 @@ class RankCard(_Item, frozen=True):
     metadata: Annotated[bytes, Meta(max_length=16 << 20)]
 
 
-class _Message(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Base of what may stand alone in a frame."""
-
-
-class HelloRequest(_Message, frozen=True, tag="hello_request"):
+class HelloRequest(Standalone, frozen=True, tag="hello_request"):
     """Asks who the engine is."""
 
     engine_id: Text = ""
     """The asker's engine."""
 
 
-class Hello(_Message, frozen=True, tag="hello"):
+class Hello(Standalone, frozen=True, tag="hello"):
     """Everything that a peer needs to plan and to connect."""
 
     engine_id: Name
@@ -183,20 +168,20 @@ class Hello(_Message, frozen=True, tag="hello"):
     """Parallel to the ranks of the layout."""
 
 
-class NotReady(_Message, frozen=True, tag="not_ready"):
+class NotReady(Standalone, frozen=True, tag="not_ready"):
     """Ask again later."""
 
     detail: Text = ""
 
 
-class HelloRefused(_Message, frozen=True, tag="hello_refused"):
+class HelloRefused(Standalone, frozen=True, tag="hello_refused"):
     """Do not ask again."""
 
     reason: Name
     detail: Text = ""
 
 
-class Introduce(_Message, frozen=True, tag="introduce"):
+class Introduce(Standalone, frozen=True, tag="introduce"):
     """The reading engine's layout, from which the producer computes who reads what."""
 
     producer: Party
@@ -205,14 +190,14 @@ class Introduce(_Message, frozen=True, tag="introduce"):
     layout: LayoutBody
 
 
-class Introduced(_Message, frozen=True, tag="introduced"):
+class Introduced(Standalone, frozen=True, tag="introduced"):
     """The reading engine is known now."""
 
     producer: Party
     engine_id: Name
 
 
-class IntroduceRefused(_Message, frozen=True, tag="introduce_refused"):
+class IntroduceRefused(Standalone, frozen=True, tag="introduce_refused"):
     """The reading engine is not welcome, or not yet (``not_ready``)."""
 
     producer: Party
@@ -221,28 +206,28 @@ class IntroduceRefused(_Message, frozen=True, tag="introduce_refused"):
     detail: Text = ""
 
 
-class Claim(_Message, frozen=True, tag="claim"):
+class Claim(Standalone, frozen=True, tag="claim"):
     """The reader reads these."""
 
     reader: Party
     items: Annotated[tuple[ClaimItem, ...], Meta(max_length=MAX_ITEMS)]
 
 
-class Granted(_Message, frozen=True, tag="granted"):
+class Granted(Standalone, frozen=True, tag="granted"):
     """These are kept for the reader."""
 
     reader: Party
     items: Annotated[tuple[GrantItem, ...], Meta(max_length=MAX_ITEMS)]
 
 
-class Refused(_Message, frozen=True, tag="refused"):
+class Refused(Standalone, frozen=True, tag="refused"):
     """These must not be believed, whatever bytes have arrived."""
 
     reader: Party
     items: Annotated[tuple[RefusalItem, ...], Meta(max_length=MAX_ITEMS)]
 
 
-class Renew(_Message, frozen=True, tag="renew"):
+class Renew(Standalone, frozen=True, tag="renew"):
     """The reader still wants these."""
 
     reader: Party
@@ -251,7 +236,7 @@ class Renew(_Message, frozen=True, tag="renew"):
     items: Annotated[tuple[Reference, ...], Meta(max_length=MAX_ITEMS)]
 
 
-class Renewed(_Message, frozen=True, tag="renewed"):
+class Renewed(Standalone, frozen=True, tag="renewed"):
     """What is kept, and what is not any more."""
 
     reader: Party
@@ -260,35 +245,35 @@ class Renewed(_Message, frozen=True, tag="renewed"):
     lost: Annotated[tuple[RefusalItem, ...], Meta(max_length=MAX_ITEMS)] = ()
 
 
-class Done(_Message, frozen=True, tag="done"):
+class Done(Standalone, frozen=True, tag="done"):
     """The reader does not touch these any more."""
 
     reader: Party
     items: Annotated[tuple[DoneItem, ...], Meta(max_length=MAX_ITEMS)]
 
 
-class DoneAck(_Message, frozen=True, tag="done_ack"):
+class DoneAck(Standalone, frozen=True, tag="done_ack"):
     """These ``done`` have been heard."""
 
     reader: Party
     items: Annotated[tuple[DoneItem, ...], Meta(max_length=MAX_ITEMS)]
 
 
-class Release(_Message, frozen=True, tag="release"):
+class Release(Standalone, frozen=True, tag="release"):
     """No rank of the sender's engine will claim these any more; running reads end with their own ``done``."""
 
     reader: Party
     items: Annotated[tuple[Reference, ...], Meta(max_length=MAX_ITEMS)]
 
 
-class Released(_Message, frozen=True, tag="released"):
+class Released(Standalone, frozen=True, tag="released"):
     """These ``release`` have been heard."""
 
     reader: Party
     items: Annotated[tuple[Reference, ...], Meta(max_length=MAX_ITEMS)]
 
 
-class Error(_Message, frozen=True, tag="error"):
+class Error(Standalone, frozen=True, tag="error"):
     """What was sent cannot be answered."""
 
     reason: Name
@@ -313,6 +298,8 @@ Message = Union[  # noqa: UP007 - msgspec wants a value, and this one has many l
     Release,
     Released,
     Error,
+    StatusRequest,
+    Status,
 ]
 """Every message of the present protocol version."""
 
