@@ -6,12 +6,12 @@ import json
 
 import pytest
 import yaml
-from tests.cli import oracle, random_pairs
 
 from kvplan.cli.engine_file import load_pair
 from kvplan.cli.pairs import bound_pairs, proved_plan
 from kvplan.cli.plan_json import plan_json
 from kvplan.cli.request_file import read_request
+from tests.cli import oracle, random_pairs
 
 
 def planned(tmp_path, source, destination, request):

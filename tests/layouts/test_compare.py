@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.layouts.engines import pair
 
 from kvplan.layouts import AttentionSpec, IndexerSpec, LatentSpec, Mamba2Spec
 from kvplan.layouts.compare import differences
 from kvplan.planner import plan_engines
+from tests.layouts.engines import pair
 
 ATTENTION = AttentionSpec(name="model.layers.0.self_attn", num_kv_heads=8, head_dim=128)
 LATENT = LatentSpec(name="model.layers.0.self_attn", latent_dim=576)

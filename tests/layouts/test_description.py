@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from tests.cli import random_pairs
 
 from kvplan.errors import DescriptionError
 from kvplan.layouts import AttentionSpec, Mamba2Spec, Parallel, SlidingWindowSpec, engine_layout
 from kvplan.layouts.description import read_description, write_description
+from tests.cli import random_pairs
 
 EXAMPLE = """\
 engine_id: prefill-0

@@ -6,7 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-from tests.layouts.engines import engine
 
 from kvplan.errors import DescriptionError
 from kvplan.layouts import (
@@ -22,6 +21,7 @@ from kvplan.layouts import (
     Parallel,
 )
 from kvplan.layouts.parallel import Place, even_stages, held
+from tests.layouts.engines import engine
 
 HEADS, DIM, TOKENS, KERNEL = 3, 5, 8, 4
 LAYER = AttentionSpec(name="l.0", num_kv_heads=HEADS, head_dim=DIM, dtype="uint8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.layouts.engines import moved, pair, planned
 
 from kvplan.errors import BindError, BoundsError, DescriptionError, MissingLayerError, PlanError, UncoveredError
 from kvplan.layouts import (
@@ -26,6 +25,7 @@ from kvplan.planner import (
     Span,
     plan_engines,
 )
+from tests.layouts.engines import moved, pair, planned
 
 
 def attention(heads, head_dim=64, name="model.layers.0.self_attn", **more):

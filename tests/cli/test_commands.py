@@ -1,0 +1,219 @@
+"""The commands as a person meets them: output, exit status, messages."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+from typer.testing import CliRunner
+
+from kvplan.cli.app import app
+from tests.cli import oracle
+
+LAYERS = 'name: "model.layers.{0..3}.self_attn", kind: attention, num_kv_heads: 8, head_dim: 16, dtype: bfloat16'
+SOURCE = f"engine_id: prefill-0\nmodel: {{layers: [{{{LAYERS}}}]}}\nparallel: {{tp: 2}}\ncache: {{num_blocks: 30}}\n"
+DESTINATION = f"""\
+engine_id: decode-0
+model: {{layers: [{{{LAYERS}}}]}}
+parallel: {{tp: 4}}
+cache: {{block_size: 32, num_blocks: 20, kv_packing: packed, kv_layout: NHD}}
+"""
+REQUEST = {
+    "num_tokens": 100,
+    "groups": [
+        {
+            "source": {"first_token": 0, "block_ids": [7, 3, 9, 12, 4, 5, 6]},
+            "destination": {"first_token": 32, "block_ids": [5, 6, 1]},
+        }
+    ],
+}
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name, text in (("p.yaml", SOURCE), ("d.yaml", DESTINATION), ("r.json", json.dumps(REQUEST))):
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_plan_prints_schema_1(files):
+    result = run("plan", files / "p.yaml", files / "d.yaml", "--request", files / "r.json", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    found = json.loads(result.stdout)
+    assert list(found) == ["schema", "source", "destination", "copies", "readers"]
+    assert found["schema"] == 1
+    rank = found["destination"]["ranks"][3]
+    assert list(rank) == ["tp", "pp", "dcp", "regions", "components"]
+    assert list(rank["regions"][0]) == ["base", "block_stride_bytes", "num_blocks"]
+    first = rank["components"][0]
+    assert {key: x for key, x in first.items() if key != "axes"} == {
+        "layer": "model.layers.0.self_attn", "component": "k", "group": 0, "region": 0, "base_bytes": 0,
+        "atom_bytes": 32, "format": "bfloat16[16]", "tokens_per_block": 32,
+    }  # fmt: skip
+    assert first["axes"] == [
+        {"name": "token", "spans": [{"start": 0, "stop": 32, "offset_bytes": 0, "stride_bytes": 64}]},
+        {"name": "kv_head", "spans": [{"start": 6, "stop": 8, "offset_bytes": 0, "stride_bytes": 32}]},
+    ]
+    assert list(found["copies"][0]) == [
+        "source_rank", "destination_rank", "source_address", "destination_address", "num_bytes",
+    ]  # fmt: skip
+    assert found["readers"] == {"0": [0, 1], "1": [2, 3]}
+    assert oracle.check(found, REQUEST) == 68 * 4 * 2 * 8 * 32
+
+
+def test_plan_in_words(files):
+    result = run("plan", files / "p.yaml", files / "d.yaml", "--request", files / "r.json")
+    assert result.exit_code == 0
+    assert "rank 0 -> rank 1: 34816 bytes" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"num_tokens": -1}, ["r.json", "num_tokens", "-1"]),
+        ({"num_tokens": "many"}, ["num_tokens", "'many'"]),
+        ({"groups": []}, ["groups", "0 groups are given, the source has 1"]),
+        ({"group": []}, ["'group'", "groups"]),
+        ({"groups": [{"source": {"block_ids": [1]}}]}, ["destination must be given"]),
+        ({"groups": [{"source": {"block_ids": [30]}, "destination": {"block_ids": [0]}}]}, ["30", "[0, 30)"]),
+        ({"groups": [{"source": {"block_ids": [1]}, "destination": {"block_ids": [2, 2]}}]}, ["block 2", "twice"]),
+        ({"groups": [{"source": {"block_ids": [1]}, "destination": {"block_ids": [True]}}]}, ["True"]),
+        ({"groups": [{"source": {"block_ids": [1]}, "destination": {"block_ids": [1], "first_token": 16}}]},
+         ["first_token", "32 tokens"]),
+    ],
+)  # fmt: skip
+def test_a_bad_request_ends_with_2(files, change, words):
+    (files / "r.json").write_text(json.dumps(REQUEST | change))
+    result = run("plan", files / "p.yaml", files / "d.yaml", "--request", files / "r.json", "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    for word in words:
+        assert word in result.stderr
+
+
+def test_what_the_source_lacks_is_not_moved_and_said(files):
+    request = {
+        "num_tokens": 100,
+        "groups": [{**REQUEST["groups"][0], "source": {"first_token": 0, "block_ids": [7, 3, 9]}}],
+    }
+    (files / "r.json").write_text(json.dumps(request))
+    result = run("plan", files / "p.yaml", files / "d.yaml", "--request", files / "r.json", "--json")
+    assert result.exit_code == 0
+    assert "needs tokens from 48" in result.stderr
+    assert oracle.check(json.loads(result.stdout), request) == 16 * 4 * 2 * 8 * 32
+
+
+def test_holes_move_nothing(files):
+    request = {
+        "num_tokens": 64,
+        "groups": [
+            {
+                "source": {"first_token": 0, "block_ids": [-1, -1, 3, 9]},
+                "destination": {"first_token": 0, "block_ids": [-1, 4]},
+            }
+        ],
+    }
+    (files / "r.json").write_text(json.dumps(request))
+    result = run("plan", files / "p.yaml", files / "d.yaml", "--request", files / "r.json", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert oracle.check(json.loads(result.stdout), request) == 32 * 4 * 2 * 8 * 32
+
+
+@pytest.mark.parametrize("command", ["check", "explain", "plan"])
+def test_engines_that_cannot_end_with_1(files, command):
+    text = DESTINATION.replace("num_kv_heads: 8", "num_kv_heads: 4").replace("bfloat16", "float16")
+    (files / "d.yaml").write_text(text)
+    request = ["--request", files / "r.json"] if command == "plan" else []
+    result = run(command, files / "p.yaml", files / "d.yaml", *request)
+    assert result.exit_code == 1
+    text = result.stdout + result.stderr
+    assert "k dtype (4 layers, first model.layers.0.self_attn)" in text
+    assert "bfloat16" in text
+    assert "float16" in text
+
+
+def test_check_names_every_field_and_what_would_work(files):
+    text = DESTINATION.replace("num_kv_heads: 8", "num_kv_heads: 4").replace("{0..3}", "{0..4}")
+    (files / "d.yaml").write_text(text)
+    result = run("check", files / "p.yaml", files / "d.yaml")
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    for field, values in (
+        ("component k (layer model.layers.4.self_attn)", "source missing, destination present"),
+        ("component v (layer model.layers.4.self_attn)", "source missing, destination present"),
+        ("k kv_head (4 layers, first model.layers.0.self_attn)", "source [0, 8), destination [0, 4)"),
+        ("v kv_head (4 layers, first model.layers.0.self_attn)", "source [0, 8), destination [0, 4)"),
+    ):
+        at = lines.index(f"  {field}: {values}")
+        assert "what would work" in lines[at + 1]
+
+
+def test_check_says_yes(files):
+    result = run("check", files / "p.yaml", files / "d.yaml")
+    assert result.exit_code == 0
+    assert "yes: " in result.stdout
+
+
+@pytest.mark.parametrize("command", ["check", "explain", "plan"])
+def test_bad_input_ends_with_2(files, command):
+    (files / "d.yaml").write_text(DESTINATION.replace("tp: 4", "tp: zero"))
+    request = ["--request", files / "r.json"] if command == "plan" else []
+    result = run(command, files / "p.yaml", files / "d.yaml", *request)
+    assert result.exit_code == 2
+    assert "d.yaml:3: parallel.tp: 'zero'" in result.stderr
+    assert run(command, files / "none.yaml", files / "d.yaml", *request).exit_code == 2
+    assert run(command, files / "p.yaml").exit_code == 2
+
+
+def test_explain_says_who_sends_what_and_why(files):
+    result = run("explain", files / "p.yaml", files / "d.yaml", "--bandwidth", "12.5", "--descriptor-cost", "2")
+    assert result.exit_code == 0
+    text = result.stdout
+    for words in (
+        "P0 tp0",
+        "D3 tp3",
+        "KV heads 6-7",
+        "readers per source rank: P0: 2, P1: 2",
+        "staged",
+        "at 12.5 GB/s",
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize("suffix", ["svg", "html"])
+def test_the_picture_is_whole(files, suffix):
+    out = files / f"picture.{suffix}"
+    result = run("explain", files / "p.yaml", files / "d.yaml", "--picture", out)
+    assert result.exit_code == 0
+    text = out.read_text()
+    start, stop = text.index("<svg"), text.index("</svg>") + 6
+    root = ET.fromstring(text[start:stop])
+    names = {node.tag.split("}")[1] for node in root.iter()}
+    assert {"path", "rect", "text", "circle"} <= names
+    ribbons = [node for node in root.iter("{http://www.w3.org/2000/svg}path") if list(node)]
+    assert len(ribbons) == 4
+    for word in ("P0 tp0", "P1 tp1", "D0 tp0", "D3 tp3", "prefill-0"):
+        assert word in text
+
+
+def test_names_in_a_picture_are_escaped(files):
+    (files / "p.yaml").write_text(SOURCE.replace("prefill-0", '"<b>&"'))
+    out = files / "picture.html"
+    assert run("explain", files / "p.yaml", files / "d.yaml", "--picture", out).exit_code == 0
+    assert "<b>" not in out.read_text()
+    assert "&lt;b&gt;&amp;" in out.read_text()
+
+
+@pytest.mark.parametrize("name", ["picture.png", "no/such/folder.svg"])
+def test_a_picture_that_cannot_be_written_ends_with_2(files, name):
+    result = run("explain", files / "p.yaml", files / "d.yaml", "--picture", files / name)
+    assert result.exit_code == 2
+    assert name in result.stderr
+
+
+def test_version():
+    assert run("--version").stdout.startswith("kvplan ")
