@@ -22,7 +22,8 @@ from kvplan.session.lease import LeaseBook
 from kvplan.session.lifecycle import ClaimState, PeerState, PieceEvent, PieceState, ReadEvent, ReadState
 from kvplan.session.nouns import REASONS, Failure
 from kvplan.session.reads import ClaimKey, Read, Source
-from kvplan.session.reports import Reports, failure_of
+from kvplan.session.reports import Reports, failure_of, refused_by
+from kvplan.session.view import reader_view
 from kvplan.transport.base import Device
 from kvplan.wire.fingerprint import tables_digest
 from kvplan.wire.messages import Reference
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from kvplan.session.peers import Peer
     from kvplan.session.reads import Piece
     from kvplan.session.stats import Stats
+    from kvplan.session.view import ReaderView
     from kvplan.transport.base import Transport
     from kvplan.wire.addresses import Address
     from kvplan.wire.messages import Message
@@ -100,7 +102,7 @@ class Consumer:
         except KVPlanError as error:
             self._reports.failed(request, failure_of(error))
             return
-        read = Read(request, peer, digest)
+        read = Read(request, peer, digest, asked_at=now)
         self._reads[read.request_id] = read
         peer.reads[read] = None
         if peer.failure is not None:
@@ -190,6 +192,10 @@ class Consumer:
         live = {"live_reads": len(self._reads), "live_peers": len(self._book.peers)}
         return live | {"quarantined_reads": quarantined} | self._carrier.gauges()
 
+    def view(self, now: float) -> ReaderView:
+        """Return what people see of the peers and reads."""
+        return reader_view(self._book.peers.values(), self._reads.values(), now)
+
     def _peer(self, remote: RemoteRef, now: float) -> Peer:
         if self._closing:
             raise RefusedError("the session is shutting down", reason="closing")
@@ -223,7 +229,7 @@ class Consumer:
     def _apply(self, outcome: Outcome, now: float) -> None:
         for refusal in outcome.refusals:
             reason = refusal.reason if refusal.reason in REASONS else "refused"
-            self._fail(refusal.source.read, _refused_by(refusal.source, reason, refusal.detail), now)
+            self._fail(refusal.source.read, refused_by(refusal.source, reason, refusal.detail), now)
         for peer in outcome.peers:
             self._peer_changed(peer, now)
         if outcome.link is not None:
@@ -386,8 +392,3 @@ class Consumer:
             self._transport.disconnect(peer.name_of(rank))
         peer.connected.clear()
         self._talk.drop(peer)
-
-
-def _refused_by(source: Source, reason: str, detail: str) -> Failure:
-    name = f"rank {source.link.them.rank} of engine {source.link.them.engine_id}"
-    return Failure(reason, f"{name} refused{': ' if detail else ''}{detail}")

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from kvplan.errors import LimitError
 from kvplan.planner import EngineLayout
 from kvplan.session.loops import Loop, understood
 from kvplan.session.stats import Stats
+from kvplan.session.view import desk_status
 from kvplan.wire.codec import encode
 from kvplan.wire.layouts import to_body
 from kvplan.wire.messages import Error, Hello, HelloRequest, NotReady, RankCard
 from kvplan.wire.side_channel import Listener, Wakeup
+from kvplan.wire.status import StatusRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvplan.session.config import SessionConfig
     from kvplan.session.nouns import RankHello
     from kvplan.wire.side_channel import Source
+    from kvplan.wire.status import Status
+
+NOT_PUBLISHED = "the engine's ranks have not been published yet"
 
 
 class FrontDesk:
@@ -28,11 +34,12 @@ class FrontDesk:
         """Bind ``host:port``; port 0 takes a free one. The key comes from ``config``."""
         self._max_bytes = config.max_message_bytes
         self._stats = Stats()
-        self._answer = encode(NotReady(detail="the engine's ranks have not been published yet"))
+        self._answer = encode(NotReady(detail=NOT_PUBLISHED))
         self._listener = Listener(
             host=host, port=port, key=config.side_channel_key, insecure=config.insecure, max_bytes=self._max_bytes
         )
         self._wakeup = Wakeup()
+        self._describe: Callable[[], Status | NotReady] = lambda: NotReady(detail=NOT_PUBLISHED)
         self._closed = False
         self._loop = Loop(
             name="kvplan-front-desk", step=self._step, sources=self._sources, wakeup=self._wakeup, stats=self._stats
@@ -60,6 +67,11 @@ class FrontDesk:
         if len(answer) > self._max_bytes:
             raise LimitError(f"the hello has {len(answer)} bytes; raise max_message_bytes from {self._max_bytes}")
         self._answer = answer
+        facts, published, began_at = dict(compatibility), tuple(ranks), time.monotonic()
+        self._describe = lambda: desk_status(
+            engine_id=engine_id, facts=facts, ranks=published, stats=self._stats,
+            uptime_s=time.monotonic() - began_at,
+        )  # fmt: skip
 
     def stats(self) -> dict[str, float]:
         """Return counters by name; see ``kvplan.session.stats``."""
@@ -83,6 +95,8 @@ class FrontDesk:
             message = understood(letter, self._listener, self._stats)
             if isinstance(message, HelloRequest):
                 self._listener.send(letter.route, self._answer)
+            elif isinstance(message, StatusRequest):
+                self._listener.send(letter.route, encode(self._describe()))
             elif message is not None:
                 self._stats.add("unexpected_messages")
                 detail = f"a front desk answers hello_request, not {type(message).__name__}"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from kvplan.session.lifecycle import LINK, ClaimEvent, ClaimState, LinkEvent, LinkState, advance
 from kvplan.session.reads import ClaimKey
+from kvplan.wire.fields import MAX_ITEMS
 from kvplan.wire.messages import (
-    MAX_ITEMS,
     Claim,
     ClaimItem,
     Done,

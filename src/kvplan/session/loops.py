@@ -12,15 +12,18 @@ counted and survived: it costs the message or command that caused it.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from kvplan.errors import ProtocolVersionError, WireError
 from kvplan.session.nouns import Offer, ReadRequest, Results
+from kvplan.session.view import FRESH_S
 from kvplan.wire.addresses import Address
 from kvplan.wire.codec import decode, encode, refuse_version, version_of
 from kvplan.wire.side_channel import Wakeup, wait
+from kvplan.wire.status import StatusRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from kvplan.session.nouns import RemoteRef
     from kvplan.session.producer import Answer, Producer
     from kvplan.session.stats import Stats
+    from kvplan.session.view import Describer
     from kvplan.wire.messages import Message
     from kvplan.wire.side_channel import Dialer, Event, Letter, Listener, Source
 
@@ -149,11 +153,12 @@ class ControlDuty:
     """What the control thread does in one step."""
 
     def __init__(self, *, producer: Producer, listener: Listener, stats: Stats, clock: Callable[[], float],
-                 max_queue: int) -> None:  # fmt: skip
+                 max_queue: int, describer: Describer) -> None:  # fmt: skip
         self._producer = producer
         self._listener = listener
         self._stats = stats
         self._clock = clock
+        self._describer = describer
         self._closing = False
         self.mailbox: Mailbox[Offer | Withdraw | OwnLayout | Close] = Mailbox(max_queue)
         self.sent: deque[frozenset[str]] = deque()
@@ -197,7 +202,9 @@ class ControlDuty:
 
     def _answer(self, letter: Letter) -> None:
         message = understood(letter, self._listener, self._stats)
-        if message is not None:
+        if isinstance(message, StatusRequest):
+            self._listener.send(letter.route, encode(self._describer.status(self._producer.offers)))
+        elif message is not None:
             self._send(self._producer.handle(letter.route, message, self._clock()))
 
     def _send(self, answers: Sequence[Answer]) -> None:
@@ -210,12 +217,14 @@ class ReaderDuty:
     """What the reader thread does in one step."""
 
     def __init__(self, *, consumer: Consumer, dialer: Dialer, stats: Stats, clock: Callable[[], float], max_queue: int,
-                 tell_own: Callable[[EngineLayout], object]) -> None:  # fmt: skip
+                 tell_own: Callable[[EngineLayout], object], describer: Describer) -> None:  # fmt: skip
         self._consumer = consumer
         self._dialer = dialer
         self._stats = stats
         self._clock = clock
         self._tell_own: Callable[[EngineLayout], object] | None = tell_own
+        self._describer = describer
+        self._viewed_at = -math.inf
         self._closing = False
         self.mailbox: Mailbox[ReadRequest | Cancel | Hold | Drop | FrontDeskAt | Close] = Mailbox(max_queue)
         self.results: deque[Results] = deque()
@@ -245,7 +254,14 @@ class ReaderDuty:
             self.quiet.set()
         now = self._clock()
         deadline = self._consumer.next_deadline(now)
-        return None if deadline == float("inf") else max(0.0, deadline - now)
+        self._show(now, sleeps_s=deadline - now)
+        return None if deadline == math.inf else max(0.0, deadline - now)
+
+    def _show(self, now: float, *, sleeps_s: float) -> None:
+        """Leave a view for people who ask, often enough that it is fresh."""
+        if sleeps_s > FRESH_S or now - self._viewed_at >= FRESH_S:
+            self._viewed_at = now
+            self._describer.view = self._consumer.view(now)
 
     def _obey(self, command: ReadRequest | Cancel | Hold | Drop | FrontDeskAt | Close) -> None:
         now = self._clock()

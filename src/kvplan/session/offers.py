@@ -183,6 +183,10 @@ class OfferBook:
         sent, self._sent = frozenset(self._sent), set()
         return sent
 
+    def ends_at(self, key: OfferKey) -> float:
+        """Return when a live offer's lease ends."""
+        return self._leases.deadline(key) or 0.0
+
     def live(self) -> Mapping[OfferKey, Entry]:
         """Return the live offers; to look at, not to change."""
         return self._entries

@@ -21,6 +21,7 @@ from kvplan.session.loops import (
 from kvplan.session.nouns import Failure, RankHello, Results
 from kvplan.session.producer import Producer
 from kvplan.session.stats import Stats
+from kvplan.session.view import Describer
 from kvplan.wire.addresses import Address, check_allow_list, checked_address
 from kvplan.wire.codec import encode
 from kvplan.wire.side_channel import Dialer, Listener
@@ -66,16 +67,18 @@ class RankSession:
         )
         self._dialer = Dialer(key=config.side_channel_key, max_bytes=config.max_message_bytes)
         producer = Producer(identity=identity, config=config, stats=self._stats)
+        describer = Describer(identity=identity, transport=transport.name, stats=self._stats, clock=clock)
         self._control = ControlDuty(
-            producer=producer, listener=self._listener, stats=self._stats, clock=clock, max_queue=config.max_queue
-        )
+            producer=producer, listener=self._listener, stats=self._stats, clock=clock, max_queue=config.max_queue,
+            describer=describer,
+        )  # fmt: skip
         consumer = Consumer(
             identity=identity, layout=layout, config=config, stats=self._stats, transport=transport,
             send=self._send, hang_up=self._dialer.hang_up,
         )  # fmt: skip
         self._reader = ReaderDuty(
             consumer=consumer, dialer=self._dialer, stats=self._stats, clock=clock, max_queue=config.max_queue,
-            tell_own=lambda own: self._control.mailbox.put(OwnLayout(own), urgent=True),
+            tell_own=lambda own: self._control.mailbox.put(OwnLayout(own), urgent=True), describer=describer,
         )  # fmt: skip
         self._loops = [
             Loop(name=f"kvplan-{name}-{identity.rank}", step=duty.step, sources=duty.sources,

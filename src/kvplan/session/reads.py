@@ -126,7 +126,10 @@ class Read:
     tables_digest: str
     """Of the reference's tables; the producer compares it with what it offered."""
     state: ReadState = ReadState.WAITING
+    asked_at: float = 0.0
+    """When the engine asked for it."""
     began_at: float = 0.0
+    """When its claims were made."""
     sources: list[Source] = field(default_factory=list)
     failure: Failure | None = None
 

@@ -17,11 +17,12 @@ from kvplan.errors import (
 )
 from kvplan.session.advice import advice, logfmt
 from kvplan.session.nouns import REASONS, Failure, Results
+from kvplan.session.stats import FailureNote
 from kvplan.wire.addresses import checked_address
 
 if TYPE_CHECKING:
     from kvplan.session.nouns import ReadRequest, RemoteRef
-    from kvplan.session.reads import Read
+    from kvplan.session.reads import Read, Source
     from kvplan.session.stats import Stats
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,9 @@ class Reports:
         """Report that a read has failed and that nothing writes into its blocks."""
         self._failed[request.request_id] = failure
         remote = request.remote
+        at = f"{remote.host}:{remote.port}"
         self._stats.fail(failure.reason, _label(remote))
+        self._stats.remember(FailureNote(request.request_id, remote.engine_id, at, failure.reason, failure.detail))
         logger.warning(
             "%s",
             logfmt(
@@ -68,7 +71,7 @@ class Reports:
                 request=request.request_id,
                 reason=failure.reason,
                 peer=remote.engine_id,
-                at=f"{remote.host}:{remote.port}",
+                at=at,
                 remote_request=remote.request_id,
                 detail=failure.detail,
                 meaning=REASONS.get(failure.reason, ""),
@@ -93,6 +96,12 @@ def failure_of(error: Exception) -> Failure:
         return Failure(error.reason, str(error))
     reason = next((reason for kind, reason in _BY_ERROR if isinstance(error, kind)), "handshake_failed")
     return Failure(reason, str(error) or type(error).__name__)
+
+
+def refused_by(source: Source, reason: str, detail: str) -> Failure:
+    """Return the failure of a read one of whose sources must not be believed."""
+    name = f"rank {source.link.them.rank} of engine {source.link.them.engine_id}"
+    return Failure(reason, f"{name} refused{': ' if detail else ''}{detail}")
 
 
 def _label(remote: RemoteRef) -> str:

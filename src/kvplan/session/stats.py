@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections import OrderedDict
-from typing import TYPE_CHECKING
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.session.declared import METRICS, SECONDS_BUCKETS, Kind
 
@@ -24,6 +24,8 @@ PEER_IDLE_S = 600.0
 MAX_REASONS = 64
 """Reasons with numbers of their own: more than there are."""
 OTHER = "other"
+MAX_NOTES = 32
+"""Failures that are remembered for people to look at."""
 
 COUNTERS = {m.name: m.help for m in METRICS.values() if m.kind is Kind.COUNTER and not m.label}
 """Every counter without a label, with its meaning."""
@@ -32,6 +34,16 @@ GAUGES = {m.name: m.help for m in METRICS.values() if m.kind is Kind.GAUGE}
 HISTOGRAMS = {m.name: m.help for m in METRICS.values() if m.kind is Kind.HISTOGRAM}
 """Every histogram, with its meaning."""
 _BOUNDS = (*map(str, SECONDS_BUCKETS), "inf")
+
+
+class FailureNote(NamedTuple):
+    """One read that failed, as people see it."""
+
+    request_id: str
+    engine_id: str
+    address: str
+    reason: str
+    detail: str
 
 
 class _Histogram:
@@ -87,6 +99,8 @@ class Stats:
         self._reasons: dict[str, float] = {}
         self._histograms = {name: _Histogram() for name in HISTOGRAMS}
         self._peers = _Peers(clock)
+        self._clock = clock
+        self._notes: deque[tuple[float, FailureNote]] = deque(maxlen=MAX_NOTES)
 
     def add(self, name: str, amount: float = 1) -> None:
         """Add to a counter."""
@@ -125,6 +139,17 @@ class Stats:
         """Add one duration to a histogram."""
         with self._lock:
             self._histograms[name].observe(max(0.0, seconds))
+
+    def remember(self, note: FailureNote) -> None:
+        """Keep what failed for people who ask."""
+        with self._lock:
+            self._notes.appendleft((self._clock(), note))
+
+    def recent_failures(self) -> list[tuple[float, FailureNote]]:
+        """Return the latest failures with their age in seconds, the latest first."""
+        with self._lock:
+            now = self._clock()
+            return [(max(0.0, now - at), note) for at, note in self._notes]
 
     def snapshot(self) -> dict[str, float]:
         """Return every number by name, as ``declared`` says."""
