@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from kvplan.cli import check, explain, plan
+from kvplan.cli import check, demo, explain, plan, proxy
 from kvplan.version import __version__
 
 app = typer.Typer(
@@ -18,6 +18,8 @@ app = typer.Typer(
 plan.add_to(app)
 explain.add_to(app)
 check.add_to(app)
+demo.add_to(app)
+proxy.add_to(app)
 
 
 @app.callback(invoke_without_command=True)
