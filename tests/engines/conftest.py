@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -13,7 +14,11 @@ from tests.engines.pool import EnginePool
 
 @pytest.fixture(scope="session")
 def pool():
-    """Engines for all tests of this folder. Their sockets need a short path, so not pytest's own folder."""
+    """Engines for all tests of this folder. Their sockets need a short path, so not pytest's own folder.
+
+    SIGTERM ends the run as Ctrl-C does: the engines are stopped.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = Path(tempfile.mkdtemp(prefix="kvp-"))
     pool = EnginePool(folder)
     try:
@@ -21,3 +26,4 @@ def pool():
     finally:
         pool.close()
         shutil.rmtree(folder, ignore_errors=True)
+        signal.signal(signal.SIGTERM, before)
