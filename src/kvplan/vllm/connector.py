@@ -191,7 +191,7 @@ class KVPlanConnector(KVConnectorBase_V1, SupportsHMA):
     @guarded(None)
     def get_kv_connector_stats(self) -> StepStats | None:
         """Return what was counted since the last call."""
-        return self._differences.take(self._worker.stats()) if self._worker else None
+        return self._differences.take(self._worker.stats(), self._worker.rank) if self._worker else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> StepStats:

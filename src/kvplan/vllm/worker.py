@@ -67,6 +67,8 @@ class WorkerSide:
         self._metadata: RankMetadata | None = None
         self._failed: dict[str, str] = {}
         self._idle = False
+        self.rank = 0
+        """Index among the engine's ranks, known once the caches are registered."""
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
         """Describe the caches, register their memory, start the session. Raises when something is not recognised."""
@@ -81,7 +83,7 @@ class WorkerSide:
         )
         parallel = config.parallel_config
         num_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-        rank = place.pp_rank * place.tp + place.tp_rank
+        rank = self.rank = place.pp_rank * place.tp + place.tp_rank
         self._session = RankSession(
             identity=Identity(self._engine_id, rank, num_ranks, fields),
             layout=description.layout,
