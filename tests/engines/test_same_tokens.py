@@ -68,9 +68,9 @@ def test_decode_continues_as_a_single_engine_would(engines, length):
     after = read_metrics(decode.url)
     assert answer.token_ids == expected.token_ids
     assert external_tokens(after) - external_tokens(before) == (length if length > 1 else 0)
-    assert total(after, "kvplan:reads_failed_total") == 0
+    assert total(after, "kvplan_reads_failed_total") == 0
     if length > 1:
-        assert total(after, "kvplan:received_bytes_total") > total(before, "kvplan:received_bytes_total")
+        assert total(after, "kvplan_received_bytes_total") > total(before, "kvplan_received_bytes_total")
 
 
 def test_wrong_cache_would_be_seen(engines):

@@ -38,7 +38,7 @@ LENGTHS = (5, 33, 64, 100, 129, 300, 500, 1000)
 CONNECTORS = {"kvplan": KVPLAN, "nixl": NIXL}
 
 MOVED = {
-    "kvplan": ("kvplan:received_bytes_total", "kvplan:descriptors_total", "kvplan:read_seconds_sum_total"),
+    "kvplan": ("kvplan_received_bytes_total", "kvplan_descriptors_total", "kvplan_read_seconds_sum"),
     "nixl": (
         "vllm:nixl_bytes_transferred_sum",
         "vllm:nixl_num_descriptors_sum",
