@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -217,3 +219,47 @@ def test_a_picture_that_cannot_be_written_ends_with_2(files, name):
 
 def test_version():
     assert run("--version").stdout.startswith("kvplan ")
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "plan-json.md").read_text()
+
+
+def documented(keyword):
+    blocks = re.findall(r"^```json\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    return json.loads(next(block for block in blocks if keyword in block))
+
+
+def test_the_documented_schema_names_what_is_printed(files):
+    result = run("plan", files / "p.yaml", files / "d.yaml", "--request", files / "r.json", "--json")
+    schema = documented("$schema")
+    follow(schema, schema, json.loads(result.stdout))
+
+
+def follow(schema, whole, value):
+    """Check the few words of JSON schema that the page uses, and that no field is undocumented."""
+    if "$ref" in schema:
+        schema = whole["$defs"][schema["$ref"].removeprefix("#/$defs/")]
+    if "const" in schema:
+        assert value == schema["const"]
+        return
+    types = {"object": dict, "array": list, "string": str, "integer": int, "null": type(None)}
+    names = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+    assert isinstance(value, tuple(types[name] for name in names))
+    assert value is None or not isinstance(value, int) or value >= schema.get("minimum", value)
+    if isinstance(value, dict):
+        assert set(schema.get("required", [])) <= value.keys()
+        for key, own in value.items():
+            follow(schema.get("properties", {}).get(key) or schema["additionalProperties"], whole, own)
+    if isinstance(value, list):
+        assert len(value) >= schema.get("minItems", 0)
+        for own in value:
+            follow(schema["items"], whole, own)
+
+
+def test_the_documented_request_is_read(files):
+    request = documented("num_tokens")
+    (files / "p.yaml").write_text(SOURCE.replace("num_blocks: 30", "num_blocks: 30, block_size: 32"))
+    (files / "r.json").write_text(json.dumps(request))
+    result = run("plan", files / "p.yaml", files / "d.yaml", "--request", files / "r.json", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert oracle.check(json.loads(result.stdout), request) == 68 * 4 * 2 * 8 * 32
