@@ -78,6 +78,7 @@ def test_plan_in_words(files):
     "change, words",
     [
         ({"num_tokens": -1}, ["r.json", "num_tokens", "-1"]),
+        ({"num_tokens": 10**15}, ["num_tokens", "at most"]),
         ({"num_tokens": "many"}, ["num_tokens", "'many'"]),
         ({"groups": []}, ["groups", "0 groups are given, the source has 1"]),
         ({"group": []}, ["'group'", "groups"]),
@@ -133,7 +134,7 @@ def test_engines_that_cannot_end_with_1(files, command):
     result = run(command, files / "p.yaml", files / "d.yaml", *request)
     assert result.exit_code == 1
     text = result.stdout + result.stderr
-    assert "k dtype (4 layers, first model.layers.0.self_attn)" in text
+    assert "dtype (k, v of 4 layers, first model.layers.0.self_attn)" in text
     assert "bfloat16" in text
     assert "float16" in text
 
@@ -145,10 +146,8 @@ def test_check_names_every_field_and_what_would_work(files):
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
     for field, values in (
-        ("component k (layer model.layers.4.self_attn)", "source missing, destination present"),
-        ("component v (layer model.layers.4.self_attn)", "source missing, destination present"),
-        ("k kv_head (4 layers, first model.layers.0.self_attn)", "source [0, 8), destination [0, 4)"),
-        ("v kv_head (4 layers, first model.layers.0.self_attn)", "source [0, 8), destination [0, 4)"),
+        ("layer model.layers.4.self_attn", "source missing, destination present"),
+        ("num_kv_heads (k, v of 4 layers, first model.layers.0.self_attn)", "source 8, destination 4"),
     ):
         at = lines.index(f"  {field}: {values}")
         assert "what would work" in lines[at + 1]

@@ -20,17 +20,23 @@ KEYS = IndexerSpec(name="model.layers.0.indexer", head_dim=128, quant_block_size
 @pytest.mark.parametrize(
     "ours, theirs, field, values",
     [
-        (ATTENTION, replace(ATTENTION, num_kv_heads=4), "k kv_head", ("[0, 8)", "[0, 4)")),
-        (ATTENTION, replace(ATTENTION, num_kv_heads=16), "k kv_head", ("[0, 8)", "[0, 16)")),
-        (ATTENTION, replace(ATTENTION, head_dim=64), "k elements of a row", ("128", "64")),
-        (ATTENTION, replace(ATTENTION, dtype="float16"), "k dtype", ("bfloat16", "float16")),
-        (LATENT, replace(LATENT, latent_dim=512), "latent elements of a row", ("576", "512")),
-        (STATE, replace(STATE, num_groups=4), "conv.b channel", ("[0, 8)", "[0, 16)")),
-        (STATE, replace(STATE, conv_kernel=3), "conv.b width", ("[-3, 0)", "[-2, 0)")),
-        (STATE, replace(STATE, ssm_dtype="bfloat16"), "ssm dtype", ("float32", "bfloat16")),
-        (ATTENTION, replace(ATTENTION, name="model.layers.0.attn"), "component k", ("present", "missing")),
-        (ATTENTION, LATENT, "component k", ("present", "missing")),
-        (KEYS, replace(KEYS, quant_block_size=None), "component indexer_scale", ("present", "missing")),
+        (ATTENTION, replace(ATTENTION, num_kv_heads=4), "num_kv_heads (k, v of", ("8", "4")),
+        (ATTENTION, replace(ATTENTION, num_kv_heads=16), "num_kv_heads (k, v of", ("8", "16")),
+        (ATTENTION, replace(ATTENTION, head_dim=64), "head_dim (k, v of", ("128", "64")),
+        (ATTENTION, replace(ATTENTION, dtype="float16"), "dtype (k, v of", ("bfloat16", "float16")),
+        (LATENT, replace(LATENT, latent_dim=512), "latent_dim (latent of", ("576", "512")),
+        (STATE, replace(STATE, num_groups=4), "channels (conv.b, conv.c of", ("8", "16")),
+        (STATE, replace(STATE, conv_kernel=3), "conv_kernel (conv.x, conv.b, conv.c of", ("4", "3")),
+        (STATE, replace(STATE, num_heads=16), "num_heads (ssm of", ("8", "16")),
+        (STATE, replace(STATE, ssm_dtype="bfloat16"), "dtype (ssm of", ("float32", "bfloat16")),
+        (
+            ATTENTION,
+            replace(ATTENTION, name="model.layers.0.attn"),
+            "layer model.layers.0.self",
+            ("present", "missing"),
+        ),
+        (ATTENTION, LATENT, "component k (k of", ("present", "missing")),
+        (KEYS, replace(KEYS, quant_block_size=None), "component indexer_scale (", ("present", "missing")),
     ],
 )
 def test_t48_what_must_match(ours, theirs, field, values):
@@ -45,10 +51,10 @@ def test_t48_what_must_match(ours, theirs, field, values):
 @pytest.mark.parametrize(
     "source, destination, field",
     [
-        ({"dtype": "float8_e4m3fn"}, {}, "k dtype"),
-        ({"dtype": "float8_e4m3fn"}, {"dtype": "float8_e5m2"}, "k dtype"),
-        ({"scales": "beside"}, {}, "component k_scale"),
-        ({"scales": "beside"}, {"scales": "inside", "scale_dtype": "bfloat16"}, "k_scale dtype"),
+        ({"dtype": "float8_e4m3fn"}, {}, "dtype (k, v of"),
+        ({"dtype": "float8_e4m3fn"}, {"dtype": "float8_e5m2"}, "dtype (k, v of"),
+        ({"scales": "beside"}, {}, "component k_scale ("),
+        ({"scales": "beside"}, {"scales": "inside", "scale_dtype": "bfloat16"}, "dtype (k_scale, v_scale of"),
     ],
 )
 def test_t48_cache_formats_must_match(source, destination, field):
@@ -60,9 +66,7 @@ def test_t48_one_line_for_many_layers():
     layers = [replace(ATTENTION, name=f"model.layers.{i}.self_attn") for i in range(80)]
     others = [replace(layer, num_kv_heads=4) for layer in layers]
     found = differences(*pair(layers, {}, {}, destination_layers=others))
-    assert [item.field for item in found] == [
-        f"{name} kv_head (80 layers, first model.layers.0.self_attn)" for name in ("k", "v")
-    ]
+    assert [item.field for item in found] == ["num_kv_heads (k, v of 80 layers, first model.layers.0.self_attn)"]
 
 
 @pytest.mark.parametrize(
@@ -90,4 +94,4 @@ def test_a_draft_layer_may_be_missing_but_not_differ():
     assert differences(*pair([ATTENTION, draft], {}, {}, destination_layers=[ATTENTION], num_layers=1)) == ()
     other = [ATTENTION, replace(draft, num_kv_heads=4)]
     found = differences(*pair([ATTENTION, draft], {}, {}, destination_layers=other, num_layers=1))
-    assert [item.field for item in found] == ["k kv_head (layer draft.0.attn)", "v kv_head (layer draft.0.attn)"]
+    assert [item.field for item in found] == ["num_kv_heads (k, v of layer draft.0.attn)"]

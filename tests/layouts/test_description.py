@@ -69,6 +69,8 @@ def test_words_in_any_case_with_hyphens(tmp_path, word, packing):
         ("cache: {", "cache: {block_size: 4, ", 5, ["given twice"]),
         ("cache: {", "cache: {groups: {1: {block_size: 8}}, ", 5, ["cache.groups", "[1]"]),
         ("parallel: {", "parallel: [", 4, ["not YAML"]),
+        ("tp: 4", "tp: 4000000", 4, ["parallel.tp", "4096 ranks"]),
+        ("block_size: 32", "block_size: 1000000000", 5, ["cache.block_size", "at most"]),
     ],
 )
 def test_a_bad_file_is_refused_with_line_and_field(tmp_path, old, new, line, words):
@@ -86,6 +88,14 @@ def test_a_bad_file_is_refused_with_line_and_field(tmp_path, old, new, line, wor
 def test_nonsense_is_refused(tmp_path, text):
     with pytest.raises(DescriptionError, match=r"engine\.yaml"):
         read(tmp_path, text)
+
+
+def test_aliases_cannot_unfold_without_end(tmp_path):
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
+    for text in ("\n".join(lines), "a: &a [*a]"):
+        with pytest.raises(DescriptionError, match="not YAML"):
+            read(tmp_path, text)
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvplan.errors import DescriptionError
 from kvplan.layouts.document import build, check_keys, load, mapping, sequence
 from kvplan.planner import HOLE, BlockTable
+from kvplan.session.binding import MAX_TOKENS
 
 if TYPE_CHECKING:
     from kvplan.cli.engine_file import Target
@@ -52,6 +53,8 @@ def _request(data: Any, source: Target, destination: Target) -> Request:
     fields = mapping(data, "")
     check_keys(fields, ["num_tokens", "groups"], "")
     count = build(_Count, {key: x for key, x in fields.items() if key == "num_tokens"}, "")
+    if count.num_tokens > MAX_TOKENS:
+        raise DescriptionError(f"{count.num_tokens} is too large; at most {MAX_TOKENS}", field="num_tokens")
     entries = sequence(fields.get("groups"), "groups")
     sides = {"source": source, "destination": destination}
     tables = {side: _side(entries, side, target.layout) for side, target in sides.items()}

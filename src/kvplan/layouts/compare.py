@@ -1,13 +1,13 @@
 """What stops two engines from exchanging cache: every differing field, with both values. No plan is made.
 
-Coordinates are global, so both sides must speak of the same ones: per layer and component, the format, the axes and how
-far each axis reaches over all ranks. Everything else (TP, PP, DCP, block sizes, orders, packing) may differ. A plan
+Coordinates are global, so both sides must speak of the same ones: per layer and component, the element type, the axes
+and how far each reaches over all ranks. Everything else (TP, PP, DCP, block sizes, orders, packing) may differ. A plan
 alone would not notice a source with more heads than the destination: it would move the first few.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.errors import Mismatch
 from kvplan.planner.layout import TOKEN, element_bytes
@@ -19,44 +19,69 @@ if TYPE_CHECKING:
 
     Key = tuple[str, str]
 
-_SAME_MODEL = "both engines must serve the same model"
+SAME_MODEL = "both engines must serve the same model"
+ONE_DTYPE = "formats are never converted: give both engines one element type (cache.dtype, conv_dtype, ssm_dtype)"
+SCALES = "both engines keep scales, or neither (cache.scales); beside or inside may differ"
+DRAFT = f"{SAME_MODEL}; a draft model's layers are marked draft: true"
+
+AXIS_FIELDS = {"kv_head": "num_kv_heads", "state_head": "num_heads", "channel": "channels", "width": "conv_kernel"}
+ROW_FIELDS = {"k": "head_dim", "v": "head_dim", "latent": "latent_dim", "indexer": "head_dim"}
+
+
+class _Difference(NamedTuple):
+    """One field of one component."""
+
+    field: str
+    ours: str
+    theirs: str
+    advice: str
 
 
 def differences(source: EngineLayout, destination: EngineLayout) -> tuple[Mismatch, ...]:
     """Return every field that stops an exchange; ``ours`` is the source's value, ``theirs`` the destination's."""
     ours, theirs = _components(source), _components(destination)
-    found: dict[tuple[str, str, str, str], list[str]] = {}
-    for key in ours.keys() & theirs.keys():
-        for item in _component(key[1], ours[key], theirs[key]):
-            found.setdefault((item.field, item.ours, item.theirs, item.advice), []).append(key[0])
-    alike = [Mismatch(f"{field} ({_named(layers)})", a, b, advice) for (field, a, b, advice), layers in found.items()]
-    return (*_missing(source, destination), *sorted(alike, key=lambda item: item.field))
+    found: dict[_Difference, list[Key]] = {}
+    for key in ours:
+        if key in theirs:
+            for item in _component(key[1], ours[key], theirs[key]):
+                found.setdefault(item, []).append(key)
+    alike = [Mismatch(f"{x.field} ({_where(keys)})", x.ours, x.theirs, x.advice) for x, keys in found.items()]
+    return (*_missing(source, destination), *alike)
 
 
 def _missing(source: EngineLayout, destination: EngineLayout) -> Iterator[Mismatch]:
-    """Yield what one side lacks and must have, component by component."""
-    needed = [
-        {item.key for rank in engine.ranks for item in rank.components if not item.optional}
-        for engine in (source, destination)
-    ]
-    held = [{item.key for rank in engine.ranks for item in rank.components} for engine in (source, destination)]
+    """Yield what one side lacks and must have: whole layers first, then single components."""
+    sides = (source, destination)
+    needed = [_ordered(engine, optional=False) for engine in sides]
+    held = [_ordered(engine, optional=True) for engine in sides]
     for side in (0, 1):
-        lacking: dict[str, list[str]] = {}
-        for layer, component in needed[side] - held[1 - side]:
-            lacking.setdefault(component, []).append(layer)
-        for component in sorted(lacking):
-            named = _named(lacking[component])
-            values = ("present", "missing") if side == 0 else ("missing", "present")
-            yield Mismatch(f"component {component} ({named})", *values, _SAME_MODEL)
+        values = ("present", "missing") if side == 0 else ("missing", "present")
+        there = dict.fromkeys(layer for layer, _ in held[1 - side])
+        lacking = [key for key in needed[side] if key not in held[1 - side]]
+        layers = dict.fromkeys(layer for layer, _ in lacking if layer not in there)
+        if layers:
+            yield Mismatch(_layers_text(list(layers)), *values, DRAFT)
+        parts: dict[str, list[str]] = {}
+        for layer, component in lacking:
+            if layer in there:
+                parts.setdefault(component, []).append(layer)
+        for component, names in parts.items():
+            advice = SCALES if component.endswith("_scale") else SAME_MODEL
+            yield Mismatch(f"component {component} ({_layers_text(names)})", *values, advice)
 
 
-def _named(layers: list[str]) -> str:
-    names = sorted(layers, key=_natural)
-    return f"layer {names[0]}" if len(names) == 1 else f"{len(names)} layers, first {names[0]}"
+def _ordered(engine: EngineLayout, *, optional: bool) -> dict[Key, None]:
+    return dict.fromkeys(item.key for rank in engine.ranks for item in rank.components if optional or not item.optional)
 
 
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    return [(0, int(x), "") if x.isdigit() else (1, 0, x) for x in name.split(".")]
+def _where(keys: list[Key]) -> str:
+    """Return the components and layers of some keys in words: ``k, v of 80 layers, first model.layers.0.attn``."""
+    components = ", ".join(dict.fromkeys(component for _, component in keys))
+    return f"{components} of {_layers_text(list(dict.fromkeys(layer for layer, _ in keys)))}"
+
+
+def _layers_text(layers: list[str]) -> str:
+    return f"layer {layers[0]}" if len(layers) == 1 else f"{len(layers)} layers, first {layers[0]}"
 
 
 def _components(engine: EngineLayout) -> dict[Key, list[BlockLayout]]:
@@ -67,24 +92,21 @@ def _components(engine: EngineLayout) -> dict[Key, list[BlockLayout]]:
     return found
 
 
-def _component(component: str, ours: list[BlockLayout], theirs: list[BlockLayout]) -> Iterator[Mismatch]:
-    our_type, their_type = _element(ours[0]), _element(theirs[0])
-    if our_type[:2] != their_type[:2]:
-        mine, yours = (
-            f"{x[0]} of {x[1]} bytes" if our_type[0] == their_type[0] else x[0] for x in (our_type, their_type)
-        )
-        advice = "formats are never converted; give both engines one cache dtype"
-        yield Mismatch(f"{component} dtype", mine, yours, advice)
+def _component(component: str, ours: list[BlockLayout], theirs: list[BlockLayout]) -> Iterator[_Difference]:
+    (our_type, our_size, _), (their_type, their_size, _) = _element(ours[0]), _element(theirs[0])
+    if (our_type, our_size) != (their_type, their_size):
+        sizes = (f" ({our_size} bytes)", f" ({their_size} bytes)") if our_type == their_type else ("", "")
+        yield _Difference("dtype", our_type + sizes[0], their_type + sizes[1], ONE_DTYPE)
         return
     if (ours[0].tokens_per_block is None) != (theirs[0].tokens_per_block is None):
         mine, yours = ("state" if x[0].tokens_per_block is None else "tokens" for x in (ours, theirs))
-        yield Mismatch(f"{component} kind", mine, yours, _SAME_MODEL)
+        yield _Difference("kind", mine, yours, SAME_MODEL)
         return
-    our_reach, their_reach = _reach(ours), _reach(theirs)
-    for name in sorted(our_reach.keys() | their_reach.keys()):
-        a, b = (side.get(name, f"no axis {name}") for side in (our_reach, their_reach))
+    our_reach, their_reach = _reach(component, ours), _reach(component, theirs)
+    for name in dict.fromkeys((*our_reach, *their_reach)):
+        a, b = (side.get(name, "none") for side in (our_reach, their_reach))
         if a != b:
-            yield Mismatch(f"{component} {name}", a, b, _SAME_MODEL)
+            yield _Difference(name, a, b, SAME_MODEL)
 
 
 def _element(block: BlockLayout) -> tuple[str, int, int]:
@@ -92,16 +114,26 @@ def _element(block: BlockLayout) -> tuple[str, int, int]:
     return dtype, size, count
 
 
-def _reach(blocks: list[BlockLayout]) -> dict[str, str]:
-    """Return how far each axis reaches over all ranks, tokens apart; an atom's elements count as an axis of theirs."""
+def _reach(component: str, blocks: list[BlockLayout]) -> dict[str, str]:
+    """Return how far each axis but the token's reaches over all ranks, by the name that a description gives it.
+
+    An atom's elements and a ``head_dim`` axis are two ways to say one row.
+    """
     found: dict[str, tuple[int, int]] = {}
-    for block in blocks:
+    for block in {id(block): block for block in blocks}.values():
         for axis in block.axes:
             if axis.name != TOKEN:
                 low, high = found.get(axis.name, (axis.spans[0].start, axis.spans[-1].stop))
                 found[axis.name] = (min(low, axis.spans[0].start), max(high, axis.spans[-1].stop))
-    elements = _element(blocks[0])[2]
-    for low, high in [found.pop("head_dim", (0, 1))]:
-        elements *= high - low
-    reach = {name: f"[{low}, {high})" for name, (low, high) in found.items()}
-    return reach | {"elements of a row": str(elements)}
+    low, high = found.pop("head_dim", (0, 1))
+    row = ROW_FIELDS.get(component, "elements of an atom")
+    return {AXIS_FIELDS.get(name, name): _size(name, *ends) for name, ends in sorted(found.items())} | {
+        row: str(_element(blocks[0])[2] * (high - low))
+    }
+
+
+def _size(axis: str, low: int, high: int) -> str:
+    """Return an axis's extent as a description says it; intervals that do not begin at 0 are shown whole."""
+    if axis == "width" and high == 0:
+        return str(1 - low)
+    return str(high) if low == 0 else f"[{low}, {high})"

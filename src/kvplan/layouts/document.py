@@ -28,6 +28,9 @@ T = TypeVar("T")
 MAX_FILE_BYTES = 16 << 20
 """Descriptions are written by people; a larger file is a mistake."""
 
+MAX_VALUES = 1 << 18
+"""Bounds what aliases can unfold to."""
+
 FROM_ZERO = frozenset({"group", "index", "first_token", "num_tokens"})
 """Whole numbers that may be 0; all others begin at 1."""
 
@@ -106,6 +109,8 @@ def _from_yaml(text: str, lines: dict[str, int]) -> Any:
 
 def _value(loader: yaml.SafeLoader, node: yaml.Node, path: str, lines: dict[str, int]) -> Any:
     lines.setdefault(path, node.start_mark.line + 1)
+    if len(lines) > MAX_VALUES:
+        raise ValueError(f"more than {MAX_VALUES} values, aliases counted as often as they are used")
     if isinstance(node, yaml.MappingNode):
         loader.flatten_mapping(node)
         found: dict[Any, Any] = {}

@@ -27,6 +27,10 @@ ConvLayout = Literal["SD", "DS"]
 ScalePlacement = Literal["none", "beside", "inside"]
 
 
+MAX_BLOCK_SIZE = 1 << 20
+"""Tokens; more than any block has."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupGeometry:
     """What one KV cache group has of its own; None means the engine's value."""
@@ -69,6 +73,8 @@ class CacheGeometry:
         for name in ("block_size", "num_blocks"):
             if getattr(self, name) < 1:
                 raise DescriptionError(f"{name} is {getattr(self, name)}; it is at least 1", field=f"cache.{name}")
+        if self.block_size > MAX_BLOCK_SIZE:
+            raise DescriptionError(f"{self.block_size} tokens; at most {MAX_BLOCK_SIZE}", field="cache.block_size")
         _check_kernel_block(self.block_size, self.kernel_block_size, "cache")
         if len({item.group for item in self.groups}) != len(self.groups):
             raise DescriptionError("a group is named twice", field="cache.groups")

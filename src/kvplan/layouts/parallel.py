@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+MAX_RANKS = 4096
+"""More ranks than any engine has; a larger number is a slip of the pen."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where one rank stands in its engine, and how large the engine is."""
@@ -67,6 +71,10 @@ class Parallel:
         for name in ("tp", "pp", "dcp", "dcp_interleave"):
             if getattr(self, name) < 1:
                 raise DescriptionError(f"{name} is {getattr(self, name)}; it is at least 1", field=f"parallel.{name}")
+        if self.tp * self.pp > MAX_RANKS:
+            raise DescriptionError(
+                f"tp {self.tp} times pp {self.pp} are more than {MAX_RANKS} ranks", field="parallel.tp"
+            )
         if self.tp % self.dcp:
             raise DescriptionError(
                 f"dcp is {self.dcp}, tp is {self.tp}; dcp splits the TP ranks and must divide tp", field="parallel.dcp"
