@@ -35,7 +35,7 @@ KEYS = IndexerSpec(name="model.layers.0.indexer", head_dim=128, quant_block_size
             "layer model.layers.0.self",
             ("present", "missing"),
         ),
-        (ATTENTION, LATENT, "component k (k of", ("present", "missing")),
+        (ATTENTION, LATENT, "component k (layer", ("present", "missing")),
         (KEYS, replace(KEYS, quant_block_size=None), "component indexer_scale (", ("present", "missing")),
     ],
 )
