@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvplan.transport.gather import gather_rows
+from kvplan.transport.gather import Columns
 
 MEMORY = np.random.default_rng(5).integers(0, 256, 1 << 18, dtype=np.uint8)
 
@@ -32,7 +32,7 @@ def places(draw):
 @given(places(), st.lists(st.integers(0, 3000), min_size=1, max_size=5), st.sampled_from([1, 2, 3, 4, 8, 24, 256]))
 def test_every_piece_is_where_it_belongs(place, origin, num_bytes):
     origin = np.array(origin, np.int64)
-    have = gather_rows(origin + MEMORY.ctypes.data, place, num_bytes)
+    have = Columns(place, num_bytes).gather(origin + MEMORY.ctypes.data)
     assert have.tolist() == one_by_one(origin, place, num_bytes).tolist()
 
 
@@ -40,9 +40,9 @@ def test_every_piece_is_where_it_belongs(place, origin, num_bytes):
 @given(st.lists(st.integers(0, 200_000), min_size=1, max_size=80))
 def test_places_without_any_order_are_gathered_singly(place):
     place, origin = np.array(place, np.int64), np.array([0, 77], np.int64)
-    assert gather_rows(origin + MEMORY.ctypes.data, place, 16).tolist() == one_by_one(origin, place, 16).tolist()
+    assert Columns(place, 16).gather(origin + MEMORY.ctypes.data).tolist() == one_by_one(origin, place, 16).tolist()
 
 
 @pytest.mark.parametrize("rows, columns", [(0, 3), (2, 0), (0, 0)])
 def test_nothing_is_gathered_from_nowhere(rows, columns):
-    assert gather_rows(np.zeros(rows, np.int64), np.zeros(columns, np.int64), 8).shape == (rows, 8 * columns)
+    assert Columns(np.zeros(columns, np.int64), 8).gather(np.zeros(rows, np.int64)).shape == (rows, 8 * columns)

@@ -11,7 +11,7 @@ digests are made of.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -22,7 +22,6 @@ from kvplan.planner.tables import BlockTable, laid_out
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kvplan.planner.layout import Region
     from kvplan.planner.plan import PairPlan, PlacedCells, PlanPart
     from kvplan.planner.table import Ints, Pieces
 
@@ -43,12 +42,14 @@ class AtomTable:
 
     layer: str
     component: str
+    along: str
+    """What a strand runs along: ``token``, or ``block`` for state."""
     names: tuple[str, ...]
     """Axes of a strand, by name; the token axis is not among them."""
     coordinates: tuple[Ints, ...]
     """Per axis of a strand, its coordinates; strands are their product, the last axis running fastest."""
     tokens: Ints
-    """Token of each atom of a strand; for state the index of its block."""
+    """Token of each atom of a strand; for state the index of its block. One array for all layers of a part."""
     origin: Ints
     """(strands,), absolute: where each strand would begin at place 0."""
     place: Ints
@@ -88,9 +89,11 @@ def atoms(
             continue
         blocks = _state_blocks(tables, side) if part.period_tokens is None else _blocks(part, tables, tokens, side)
         regions = part.source_regions if side == "source" else part.destination_regions
+        stride = regions[0].block_stride_bytes
+        stamps = [_component(placed, stride, blocks, side, tokens) for placed in part.placed]
         for region, names in zip(regions, part.names, strict=True):
-            for placed, (layer, component) in zip(part.placed, names, strict=True):
-                yield _component(layer, component, placed, region, blocks, side, tokens)
+            for stamp, (layer, component) in zip(stamps, names, strict=True):
+                yield replace(stamp, layer=layer, component=component, origin=stamp.origin + region.base)
 
 
 class _Blocks(NamedTuple):
@@ -116,17 +119,10 @@ def _blocks(part: PlanPart, tables: tuple[BlockTable, BlockTable], tokens: tuple
     return _Blocks(own, other, first, period)
 
 
-def _component(
-    layer: str,
-    component: str,
-    placed: PlacedCells,
-    region: Region,
-    blocks: _Blocks,
-    side: Side,
-    tokens: tuple[int, int],
-) -> AtomTable:
+def _component(placed: PlacedCells, stride: int, blocks: _Blocks, side: Side, tokens: tuple[int, int]) -> AtomTable:
+    """Return the table of a component without its names, in a region that begins at address 0."""
     cells = placed.cells
-    base = region.base + (placed.source_bytes if side == "source" else placed.destination_bytes)
+    base = placed.source_bytes if side == "source" else placed.destination_bytes
     along = {name: _along(p, side) for name, p in zip(cells.names, cells.axes, strict=True)}
     other = {name: _along(p, _opposite(side)) for name, p in zip(cells.names, cells.axes, strict=True)}
     names = tuple(name for name in cells.names if name != TOKEN)
@@ -134,12 +130,11 @@ def _component(
     for name in names:
         strand = (strand[:, None] + along[name].offset[None, :]).reshape(-1)
     zero = _Along(*(np.zeros(1, np.int64) for _ in _Along._fields))
-    token, place = _tokens(
-        along.get(TOKEN, zero), other.get(TOKEN, zero).slot, blocks, region.block_stride_bytes, tokens
-    )
+    token, place = _tokens(along.get(TOKEN, zero), other.get(TOKEN, zero).slot, blocks, stride, tokens)
     return AtomTable(
-        layer,
-        component,
+        "",
+        "",
+        "block" if blocks.period_tokens is None else TOKEN,
         names,
         tuple(along[name].coordinate for name in names),
         token,

@@ -35,24 +35,37 @@ class _Runs(NamedTuple):
     """Bytes from column to column; 0 for a run of one."""
 
 
-def gather_rows(origin: Ints, place: Ints, num_bytes: int) -> Bytes:
-    """Return the pieces of ``num_bytes`` at ``origin[row] + place[column]``: uint8, (rows, columns * num_bytes).
+class Columns:
+    """Columns of pieces, looked at once, for gathering any number of rows.
 
-    Addresses are absolute, int64. The caller has checked that they lie in memory of ours: nothing here can.
+    >>> memory = np.arange(12, dtype=np.uint8)
+    >>> Columns(np.array([0, 4]), 2).gather(np.array([0, 6]) + memory.ctypes.data)
+    array([[ 0,  1,  4,  5],
+           [ 6,  7, 10, 11]], dtype=uint8)
     """
-    rows, columns = len(origin), len(place)
-    if not rows or not columns:
-        return np.empty((rows, columns * num_bytes), np.uint8)
-    low, high = int(origin.min() + place.min()), int(origin.max() + place.max()) + num_bytes
-    memory = np.frombuffer(memoryview((ctypes.c_uint8 * (high - low)).from_address(low)), np.uint8)
-    kinds = _kinds(_cut(_runs(place)), columns)
-    parts = [(kind, _gathered(memory, origin - low, place, kind, num_bytes)) for kind in kinds]
-    if len(parts) == 1:
-        return parts[0][1].reshape(rows, -1)
-    result = np.empty((rows, columns, num_bytes), np.uint8)
-    for kind, part in parts:
-        result[:, _columns(kind)] = part.reshape(rows, -1, num_bytes)
-    return result.reshape(rows, -1)
+
+    def __init__(self, place: Ints, num_bytes: int) -> None:
+        self._place = place
+        self._num_bytes = num_bytes
+        self._kinds = _kinds(_cut(_runs(place)), len(place)) if len(place) else []
+
+    def gather(self, origin: Ints) -> Bytes:
+        """Return the pieces at ``origin[row] + place[column]``: uint8, (rows, columns * num_bytes).
+
+        Addresses are absolute, int64. The caller has checked that they lie in memory of ours: nothing here can.
+        """
+        rows, columns, num_bytes = len(origin), len(self._place), self._num_bytes
+        if not rows or not columns:
+            return np.empty((rows, columns * num_bytes), np.uint8)
+        low, high = int(origin.min() + self._place.min()), int(origin.max() + self._place.max()) + num_bytes
+        memory = np.frombuffer(memoryview((ctypes.c_uint8 * (high - low)).from_address(low)), np.uint8)
+        parts = [_gathered(memory, origin - low, self._place[kind.first], kind, num_bytes) for kind in self._kinds]
+        if len(parts) == 1:
+            return parts[0].reshape(rows, -1)
+        result = np.empty((rows, columns, num_bytes), np.uint8)
+        for kind, part in zip(self._kinds, parts, strict=True):
+            result[:, _columns(kind)] = part.reshape(rows, -1, num_bytes)
+        return result.reshape(rows, -1)
 
 
 def _runs(place: Ints) -> _Runs:
@@ -95,14 +108,14 @@ def _kinds(runs: _Runs, columns: int) -> list[_Runs]:
 
 
 def _gathered(memory: Bytes, origin: Ints, place: Ints, kind: _Runs, num_bytes: int) -> Bytes:
-    """Return the pieces of one kind's columns, row by row; ``origin`` is relative to the memory's first address."""
+    """Return the pieces of one kind, row by row; ``place`` of its runs, ``origin`` from the memory's first address."""
     word = min(8, num_bytes & -num_bytes)
     length, step = int(kind.length[0]), int(kind.step[0])
     reach = (length - 1) * step + num_bytes
     shape = (len(memory) - reach + 1, length, num_bytes // word)
     view: Bytes = np.ndarray(shape, f"u{word}", memory, 0, (1, step, word))
     # What indexing returns is laid out by the view's steps, which may be another order than that of its axes.
-    pieces: Bytes = np.ascontiguousarray(view[origin[:, None] + place[kind.first][None, :]])
+    pieces: Bytes = np.ascontiguousarray(view[origin[:, None] + place[None, :]])
     return pieces.view(np.uint8)
 
 
