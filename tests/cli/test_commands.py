@@ -153,6 +153,16 @@ def test_check_names_every_field_and_what_would_work(files):
         assert "what would work" in lines[at + 1]
 
 
+def test_windows_must_match_but_one_side_may_keep_all(files):
+    window = LAYERS.replace("kind: attention", "kind: sliding_window, window: 64")
+    (files / "p.yaml").write_text(SOURCE.replace(LAYERS, window))
+    assert run("check", files / "p.yaml", files / "d.yaml").exit_code == 0
+    (files / "d.yaml").write_text(DESTINATION.replace(LAYERS, window.replace("64", "128")))
+    result = run("check", files / "p.yaml", files / "d.yaml")
+    assert result.exit_code == 1
+    assert "window (4 layers, first model.layers.0.self_attn): source 64, destination 128" in result.stdout
+
+
 def test_check_says_yes(files):
     result = run("check", files / "p.yaml", files / "d.yaml")
     assert result.exit_code == 0

@@ -8,8 +8,8 @@ from rich.table import Table
 
 from kvplan.cli.engine_file import Target, load_pair
 from kvplan.cli.exits import CANNOT, exits
+from kvplan.cli.pairs import mismatches
 from kvplan.errors import Mismatch, PlanError
-from kvplan.layouts.compare import differences
 from kvplan.planner import plan_engines
 
 PIPE_WIDTH = 140
@@ -33,7 +33,7 @@ def check(
     console = Console()
     if not console.is_terminal:
         console = Console(width=PIPE_WIDTH)
-    stops = differences(ours.layout, theirs.layout)
+    stops = mismatches(ours, theirs)
     failure = "" if stops else _failure(ours, theirs)
     console.print(_allowed(ours, theirs))
     if not stops and not failure:

@@ -5,21 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvplan.errors import CompatibilityError
-from kvplan.layouts.compare import differences
+from kvplan.layouts.compare import differences, window_differences
 from kvplan.planner import bind, plan_engines
 
 if TYPE_CHECKING:
     from kvplan.cli.engine_file import Target
     from kvplan.cli.request_file import Request
+    from kvplan.errors import Mismatch
     from kvplan.planner import Descriptors, EnginePlan
 
 
 def proved_plan(source: Target, destination: Target) -> EnginePlan:
     """Return the plan of two engines. Raises CompatibilityError or PlanError when they cannot exchange cache."""
-    found = differences(source.layout, destination.layout)
+    found = mismatches(source, destination)
     if found:
         raise CompatibilityError(found)
     return plan_engines(source.layout, destination.layout)
+
+
+def mismatches(source: Target, destination: Target) -> tuple[Mismatch, ...]:
+    """Return every field that stops an exchange."""
+    found = differences(source.layout, destination.layout)
+    if source.spec is None or destination.spec is None:
+        return found
+    return (*found, *window_differences(source.spec, destination.spec))
 
 
 def bound_pairs(plan: EnginePlan, request: Request, *, require_cover: bool) -> list[tuple[int, int, Descriptors]]:

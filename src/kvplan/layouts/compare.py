@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.errors import Mismatch
+from kvplan.layouts.sliding_window import SlidingWindowSpec
 from kvplan.planner.layout import TOKEN, element_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kvplan.layouts.engine import EngineSpec
     from kvplan.planner import BlockLayout, EngineLayout
 
     Key = tuple[str, str]
@@ -47,6 +49,16 @@ def differences(source: EngineLayout, destination: EngineLayout) -> tuple[Mismat
                 found.setdefault(item, []).append(key)
     alike = [Mismatch(f"{x.field} ({_where(keys)})", x.ours, x.theirs, x.advice) for x, keys in found.items()]
     return (*_missing(source, destination), *alike)
+
+
+def window_differences(source: EngineSpec, destination: EngineSpec) -> tuple[Mismatch, ...]:
+    """Return sliding windows that differ; layouts do not show them. One side may keep every token of a window layer."""
+    theirs = {layer.name: layer.window for layer in destination.layers if isinstance(layer, SlidingWindowSpec)}
+    found: dict[tuple[int, int], list[str]] = {}
+    for layer in source.layers:
+        if isinstance(layer, SlidingWindowSpec) and theirs.get(layer.name, layer.window) != layer.window:
+            found.setdefault((layer.window, theirs[layer.name]), []).append(layer.name)
+    return tuple(Mismatch(f"window ({_layers_text(x)})", str(a), str(b), SAME_MODEL) for (a, b), x in found.items())
 
 
 def _missing(source: EngineLayout, destination: EngineLayout) -> Iterator[Mismatch]:
