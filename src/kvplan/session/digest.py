@@ -10,8 +10,9 @@ A strand is one (layer, component, coordinates) with its atoms of all tokens tha
 
 Nothing in it depends on addresses, block ids, steps or the order of anything, and sums of shares are the sum of the
 whole. So both sides get the same numbers whatever their layouts are, and a request has one number however it is
-divided among ranks, as long as strands are whole. (Two things divide strands: tokens that are spread over ranks,
-and single elements as atoms. Then the two sides of a pair still agree, but not with pairs that divide otherwise.)
+divided among ranks, as long as strands are whole and nobody gets a copy of what another gets. (Two things divide
+strands: tokens that are spread over ranks, and single elements as atoms. Then the two sides of a pair still agree,
+but their number is not that of a pair that divides otherwise.)
 
 Strands of a few bytes, as convolution histories are, would cost a call each; they are mixed by NumPy, all at once.
 """
