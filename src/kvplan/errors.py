@@ -25,6 +25,7 @@ The tree::
     |   +-- IllegalTransitionError
     |   +-- RefusedError
     |   +-- OverloadedError
+    |   +-- UnavailableError                a live engine cannot be asked
     +-- EngineError (RuntimeError)          an engine that kvplan started did not do its job
 """
 
@@ -187,6 +188,15 @@ class RefusedError(SessionError):
 
 class OverloadedError(SessionError):
     """A bounded queue is full; the caller may try again or give up."""
+
+
+class UnavailableError(SessionError):
+    """A live engine cannot be asked: nobody listens, the keys differ, it is not ready, or it does not answer."""
+
+    def __init__(self, message: str, *, address: str = "", why: str = "") -> None:
+        super().__init__(message)
+        self.address = address
+        self.why = why
 
 
 class EngineError(KVPlanError, RuntimeError):

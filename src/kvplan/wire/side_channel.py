@@ -76,7 +76,7 @@ class Listener:
         self._context.set(zmq.MAX_SOCKETS, 16)
         self.socket = self._context.socket(zmq.ROUTER)
         try:
-            _limit(self.socket, host, max_bytes)
+            limit_socket(self.socket, host, max_bytes)
             self.socket.setsockopt(zmq.BACKLOG, 1024)
             if key:
                 self.socket.curve_server = True
@@ -179,13 +179,10 @@ class Dialer:
         dealer = self._context.socket(zmq.DEALER)
         line = self._lines[address] = _Line(dealer, dealer.get_monitor_socket(_WATCHED))
         try:
-            _limit(dealer, address.host, self._max_bytes)
+            limit_socket(dealer, address.host, self._max_bytes)
             dealer.setsockopt(zmq.RECONNECT_IVL, 100)
             dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-            if self._key:
-                keys = derive_keys(self._key)
-                dealer.curve_serverkey = keys.server.public
-                dealer.curve_publickey, dealer.curve_secretkey = keys.client
+            use_key(dealer, self._key)
             dealer.connect(f"tcp://{address}")
         except BaseException:
             self.hang_up(address)
@@ -230,7 +227,16 @@ def wait(sources: Sequence[Source], timeout_s: float | None) -> None:
     poller.poll(None if timeout_s is None else max(0, math.ceil(timeout_s * 1000)))
 
 
-def _limit(sock: zmq.Socket[bytes], host: str, max_bytes: int) -> None:
+def use_key(dealer: zmq.Socket[bytes], key: str) -> None:
+    """Make a client socket speak with the shared key; does nothing without one."""
+    if key:
+        keys = derive_keys(key)
+        dealer.curve_serverkey = keys.server.public
+        dealer.curve_publickey, dealer.curve_secretkey = keys.client
+
+
+def limit_socket(sock: zmq.Socket[bytes], host: str, max_bytes: int) -> None:
+    """Set the limits that every socket of the side channel has."""
     sock.setsockopt(zmq.LINGER, 0)
     sock.setsockopt(zmq.MAXMSGSIZE, max_bytes)
     sock.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)

@@ -1,0 +1,212 @@
+"""Asking live engines from outside: one question, one answer, a bounded wait, and a sentence when that does not work.
+
+For tools that people run, not for sessions (those have ``Dialer`` and never wait). ZeroMQ's socket events tell apart
+what a person must know:
+
+1. nobody listens, or the name is none;
+2. something listens that is no side channel;
+3. it is one, and the keys differ, or one side has a key and the other none;
+4. it hears us and does not answer, answers that it is not ready, or speaks another protocol version.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import zmq
+
+from kvplan.errors import ProtocolVersionError, UnavailableError, WireError
+from kvplan.wire.codec import MAX_FRAME_BYTES, decode, encode
+from kvplan.wire.messages import Error, HelloRefused, NotReady
+from kvplan.wire.side_channel import limit_socket, use_key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from typing_extensions import Self
+
+    from kvplan.wire.addresses import Address
+    from kvplan.wire.messages import Message
+
+DEFAULT_PORT = 5600
+_WATCHED = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
+)
+_MECHANISMS_DIFFER = 0x11000002
+"""``ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH`` of zmq.h: one side has a key, the other none."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """A connection, and how far it is."""
+
+    dealer: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    stage: int = 0
+    """The last of CONNECTED and HANDSHAKE_SUCCEEDED that happened; 0 for neither."""
+
+
+class Asker:
+    """Keeps a connection to everybody that was asked, until one fails or all are closed. For one thread."""
+
+    def __init__(self, *, key: str = "", max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._key = key
+        self._max_bytes = max_bytes
+        self._context = zmq.Context(1)
+        self._lines: dict[Address, _Line] = {}
+
+    def ask(self, address: Address, question: Message, *, timeout_s: float = 5.0) -> Message:
+        """Return the answer. Raises ``UnavailableError`` with a sentence when there is none."""
+        answer = self.ask_all({address: question}, timeout_s=timeout_s)[address]
+        if isinstance(answer, UnavailableError):
+            raise answer
+        return answer
+
+    def ask_all(
+        self, questions: Mapping[Address, Message], *, timeout_s: float = 5.0
+    ) -> dict[Address, Message | UnavailableError]:
+        """Ask everybody at once; return each one's answer, or why there is none."""
+        answers: dict[Address, Message | UnavailableError] = {}
+        for address, question in questions.items():
+            try:
+                self._send(address, encode(question))
+            except UnavailableError as error:
+                answers[address] = error
+        ends_at = time.monotonic() + timeout_s
+        while len(answers) < len(questions):
+            left_s = ends_at - time.monotonic()
+            waiting = [address for address in questions if address not in answers]
+            if left_s <= 0:
+                answers |= {address: self._overdue(address, timeout_s) for address in waiting}
+                break
+            self._wait(waiting, left_s)
+            for address in waiting:
+                answer = self._look(address)
+                if answer is not None:
+                    answers[address] = answer
+        for address, answer in answers.items():
+            if isinstance(answer, UnavailableError):
+                self._hang_up(address)
+        return answers
+
+    def close(self) -> None:
+        """Hang up everywhere. Idempotent."""
+        for address in list(self._lines):
+            self._hang_up(address)
+        self._context.destroy(linger=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _send(self, address: Address, frame: bytes) -> None:
+        line = self._lines.get(address) or self._dial(address)
+        while line.dealer.poll(0, zmq.POLLIN):
+            line.dealer.recv_multipart()  # the late answer to an earlier question
+        try:
+            line.dealer.send(frame, zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            raise UnavailableError(f"{address}: {error}", address=str(address), why="silent") from None
+
+    def _dial(self, address: Address) -> _Line:
+        try:
+            socket.getaddrinfo(address.host, address.port)
+        except OSError:
+            text = f"{address}: there is no host of that name"
+            raise UnavailableError(text, address=str(address), why="unreachable") from None
+        dealer = self._context.socket(zmq.DEALER)
+        line = self._lines[address] = _Line(dealer, dealer.get_monitor_socket(_WATCHED))
+        limit_socket(dealer, address.host, self._max_bytes)
+        use_key(dealer, self._key)
+        dealer.connect(f"tcp://{address}")
+        return line
+
+    def _hang_up(self, address: Address) -> None:
+        line = self._lines.pop(address, None)
+        if line is not None:
+            line.dealer.disable_monitor()
+            line.monitor.close(linger=0)
+            line.dealer.close(linger=0)
+
+    def _wait(self, addresses: list[Address], timeout_s: float) -> None:
+        poller = zmq.Poller()
+        for address in addresses:
+            poller.register(self._lines[address].dealer, zmq.POLLIN)
+            poller.register(self._lines[address].monitor, zmq.POLLIN)
+        poller.poll(max(1, int(timeout_s * 1000)))
+
+    def _look(self, address: Address) -> Message | UnavailableError | None:
+        """Return the answer that is here, or why there will be none."""
+        line = self._lines[address]
+        if line.dealer.poll(0, zmq.POLLIN):
+            return _understood(address, line.dealer.recv_multipart()[-1], self._max_bytes)
+        while line.monitor.poll(0, zmq.POLLIN):
+            head = line.monitor.recv_multipart()[0]
+            event, value = (int.from_bytes(part, sys.byteorder) for part in (head[:2], head[2:6]))
+            if event in {zmq.EVENT_CONNECTED, zmq.EVENT_HANDSHAKE_SUCCEEDED}:
+                line.stage = event
+            elif why := self._verdict(line.stage, event, value):
+                return UnavailableError(f"{address}: {_SENTENCES[why]}", address=str(address), why=why)
+        return None
+
+    def _verdict(self, stage: int, event: int, value: int) -> str:
+        """Return what a connection's failure means; empty for one that means nothing yet."""
+        if event == zmq.EVENT_CONNECT_RETRIED:
+            return "unreachable" if stage == 0 else ""
+        if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MECHANISMS_DIFFER:
+            return "key refused" if self._key else "key needed"
+        if stage == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            return "closed"
+        return "other key" if self._key and event != zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL else "no side channel"
+
+    def _overdue(self, address: Address, timeout_s: float) -> UnavailableError:
+        stages = {0: "no connection", zmq.EVENT_CONNECTED: "no side channel"}
+        why = stages.get(self._lines[address].stage, "silent")
+        text = f"{address}: {_SENTENCES[why]} (waited {timeout_s:g} s)"
+        return UnavailableError(text, address=str(address), why=why)
+
+
+_SENTENCES = {
+    "unreachable": "nobody listens there; is the engine running, and is this the port of its side channel "
+    f"(default {DEFAULT_PORT})?",
+    "no connection": "the host does not answer; is the address right, and the port open in firewalls?",
+    "no side channel": "something listens there that is not a kvplan side channel; is it the port of the HTTP API? "
+    f"(the side channel's default is {DEFAULT_PORT})",
+    "key needed": "the engine's side channel needs a key; give --key, or set KVPLAN_SIDE_CHANNEL_KEY",
+    "key refused": "the engine's side channel has no key, and one was given; leave --key and KVPLAN_SIDE_CHANNEL_KEY "
+    "away, or start the engine with it",
+    "other key": "the key is not accepted; the engine was started with another KVPLAN_SIDE_CHANNEL_KEY",
+    "closed": "the connection was closed; has the engine just ended?",
+    "silent": "connected, but there is no answer; is the process stopped or overloaded, or its kvplan older than this?",
+}
+"""What a person reads, by what is wrong."""
+
+
+def _understood(address: Address, frame: bytes, max_bytes: int) -> Message | UnavailableError:
+    """Return the message in a frame, or why it is no answer."""
+    at = str(address)
+    try:
+        message = decode(frame, max_bytes=max_bytes)
+    except ProtocolVersionError as error:
+        return UnavailableError(
+            f"{address}: {error}; install kvplan of the same release on both sides", address=at, why="protocol"
+        )
+    except WireError as error:
+        return UnavailableError(f"{address}: the answer is no message of kvplan: {error}", address=at, why="protocol")
+    if isinstance(message, NotReady):
+        return UnavailableError(f"{address}: not ready: {message.detail}; ask again", address=at, why="not ready")
+    if isinstance(message, HelloRefused | Error):
+        return UnavailableError(f"{address}: refused: {message.reason}: {message.detail}", address=at, why="refused")
+    return message
