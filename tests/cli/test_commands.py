@@ -195,6 +195,30 @@ def test_explain_says_who_sends_what_and_why(files):
         assert words in text
 
 
+@pytest.mark.parametrize(
+    "source, destination, hint",
+    [
+        ("kv_layout: HND", "kv_layout: NHD", "kv_layout is HND and NHD"),
+        ("kv_layout: NHD", "kv_layout: NHD", "unequal TP cuts every token's row"),
+        ("kv_layout: HND, block_size: 256", "kv_layout: HND, block_size: 256", None),
+    ],
+)
+def test_explain_says_what_would_lengthen_runs(files, source, destination, hint):
+    (files / "p.yaml").write_text(SOURCE.replace("num_blocks", f"{source}, num_blocks"))
+    (files / "d.yaml").write_text(SOURCE.replace("num_blocks", f"{destination}, num_blocks").replace("tp: 2", "tp: 4"))
+    result = run("explain", files / "p.yaml", files / "d.yaml")
+    assert result.exit_code == 0
+    assert (hint in result.stdout) if hint else ("hint" not in result.stdout)
+
+
+def test_explain_stages_in_host_memory_only(files):
+    for name in ("p.yaml", "d.yaml"):
+        (files / name).write_text((files / name).read_text().replace("num_blocks", "device: cuda, num_blocks"))
+    text = run("explain", files / "p.yaml", files / "d.yaml").stdout
+    assert "staging is for host memory" in text
+    assert "reads" not in text.split("What moves")[0]
+
+
 @pytest.mark.parametrize("suffix", ["svg", "html"])
 def test_the_picture_is_whole(files, suffix):
     out = files / f"picture.{suffix}"

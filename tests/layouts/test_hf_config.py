@@ -55,7 +55,6 @@ def test_layers_and_groups(family):
     model = model_spec({"model_type": family, **ANY, **fields})
     assert collections.Counter(layer.kind for layer in model.layers) == kinds
     assert {layer.group for layer in model.layers} == set(range(groups))
-    assert model.hybrid_memory == (groups > 1)
     assert model.num_layers == fields.get("num_hidden_layers", 6)
     assert first in {None, model.layers[0].name}
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from kvplan.cli.engine_file import load_pair
 from kvplan.cli.exits import BAD_INPUT, exits
 from kvplan.cli.flows import Cost, flows
+from kvplan.cli.hints import hints
 from kvplan.cli.pairs import proved_plan
 from kvplan.cli.picture import draw, page
 from kvplan.cli.sample import roomy, sample_request
@@ -52,7 +53,7 @@ def explain(
             console = Console(width=PIPE_WIDTH)
         console.print(pair_table(found, plan, cost))
         console.print(group_table(found))
-        for line in closing_lines(found, plan, cost, tokens):
+        for line in (*closing_lines(found, plan, cost, tokens), *hints(ours, theirs, found)):
             console.print(line, highlight=False)
         if picture is not None:
             drawn = draw(ours, theirs, plan, found, cost, tokens)

@@ -164,8 +164,10 @@ def _route(plan: EnginePlan, pair: PairPlan, runs: Descriptors) -> tuple[int, in
     limit = f"{config.staging_threshold_bytes:,} B"
     remote, local = plan.source.ranks[pair.source_rank], plan.destination.ranks[pair.destination_rank]
     median = f"median run of the plan {pair.summary().median_run:,} B"
-    if not is_fine(pair, remote, local, config) or not len(runs):
+    if not len(runs) or pair.summary().median_run >= config.staging_threshold_bytes:
         return (*straight, f"{median}, not under {limit}")
+    if not is_fine(pair, remote, local, config):
+        return (*straight, f"{median}, under {limit}, but staging is for host memory and these ranks are on GPUs")
     slot = config.staging_bytes // config.staging_slots
     chunks = stage(
         runs,

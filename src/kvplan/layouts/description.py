@@ -36,20 +36,22 @@ KINDS: dict[str, type[LayerSpec]] = {
 
 LAYER_ALIASES = {
     "optional": "draft",
-    "n_groups": "num_groups",
-    "d_state": "state_size",
-    "ssm_state_size": "state_size",
-    "d_conv": "conv_kernel",
-    "conv_kernel_size": "conv_kernel",
-    "sliding_window": "window",
-    "head_size": "head_dim",
-    "num_key_heads": "num_k_heads",
-    "num_value_heads": "num_v_heads",
-    "key_head_dim": "head_k_dim",
-    "value_head_dim": "head_v_dim",
-    "conv_dtype": "dtype",
     "layer_index": "index",
+    "head_size": "head_dim",
+    "index_head_dim": "head_dim",
+    "sliding_window": "window",
+    "conv_dtype": "dtype",
+    **dict.fromkeys(("mamba_num_heads", "mamba_n_heads"), "num_heads"),
+    **dict.fromkeys(("mamba_head_dim", "mamba_d_head"), "head_dim"),
+    **dict.fromkeys(("n_groups", "mamba_n_groups"), "num_groups"),
+    **dict.fromkeys(("d_state", "ssm_state_size", "mamba_d_state"), "state_size"),
+    **dict.fromkeys(("d_conv", "conv_kernel_size", "mamba_d_conv", "linear_conv_kernel_dim"), "conv_kernel"),
+    **dict.fromkeys(("num_key_heads", "linear_num_key_heads"), "num_k_heads"),
+    **dict.fromkeys(("num_value_heads", "linear_num_value_heads"), "num_v_heads"),
+    **dict.fromkeys(("key_head_dim", "linear_key_head_dim"), "head_k_dim"),
+    **dict.fromkeys(("value_head_dim", "linear_value_head_dim"), "head_v_dim"),
 }
+"""Other names of fields: those of Hugging Face configs."""
 PARALLEL_ALIASES = {
     "tensor_parallel_size": "tp",
     "pipeline_parallel_size": "pp",
@@ -105,7 +107,10 @@ def _model(data: dict[str, Any], folder: Path) -> ModelSpec:
     if "hf_config" in data:
         if not isinstance(data["hf_config"], str):
             raise DescriptionError(f"{data['hf_config']!r} is not a path", field="model.hf_config")
-        found = read_hf_config(folder / data["hf_config"], dtype=dtype)
+        inside = folder / data["hf_config"]
+        found = read_hf_config(
+            inside if inside.exists() or not Path(data["hf_config"]).exists() else Path(data["hf_config"]), dtype=dtype
+        )
     elif "layers" not in data:
         raise DescriptionError("hf_config: PATH or layers must be given", field="model")
     entries = sequence(data.get("layers", []), "model.layers")
@@ -150,7 +155,7 @@ def _cache(data: dict[str, Any], model: ModelSpec, parallel: Parallel) -> CacheG
     entries = mapping(groups, "cache.groups") if groups else {}
     own = tuple(_group(key, entry) for key, entry in entries.items())
     plain = build(CacheGeometry, data, "cache", aliases=CACHE_ALIASES)
-    shared = plain.shared_regions if data.keys() & {"shared_regions", "hybrid_memory"} else model.hybrid_memory
+    shared = plain.shared_regions if data.keys() & {"shared_regions", "hybrid_memory"} else automatic
     whole = dataclasses.replace(plain, groups=own, shared_regions=shared)
     if not automatic:
         return whole

@@ -179,7 +179,9 @@ def _rank_layout(spec: EngineSpec, place: Place, space: AddressSpace) -> RankLay
         for item in arranged
         for part in pages[item.layer][item.page].parts
     )
-    regions = tuple(Region(space.take(spec.cache.num_blocks * s), spec.cache.num_blocks, s) for s in strides)
+    device = "cpu" if spec.cache.device == "cpu" else f"{spec.cache.device}:{place.tp_rank}"
+    count = spec.cache.num_blocks
+    regions = tuple(Region(space.take(count * stride), count, stride, device) for stride in strides)
     return RankLayout(regions, components, tp=place.tp_rank, pp=place.pp_rank, dcp=place.dcp_rank)
 
 

@@ -24,6 +24,7 @@ from kvplan.errors import DescriptionError
 KVLayout = Literal["HND", "NHD", "TRANSPOSED"]
 KVPacking = Literal["split", "packed", "interleaved", "blocks_first"]
 ConvLayout = Literal["SD", "DS"]
+Device = Literal["cpu", "cuda"]
 ScalePlacement = Literal["none", "beside", "inside"]
 
 
@@ -67,6 +68,8 @@ class CacheGeometry:
     """True: the i-th layers of all groups share one region (hybrid memory), padded to the largest page."""
     block_stride_bytes: int | None = None
     """Least distance of two blocks; None means no padding beyond what sharing asks for."""
+    device: Device = "cpu"
+    """Where the cache lies: host memory, or one GPU for each rank."""
     groups: tuple[GroupGeometry, ...] = ()
 
     def __post_init__(self) -> None:

@@ -29,8 +29,6 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...] = ()
     num_layers: int = 0
     """Decoder layers, those without a cache included."""
-    hybrid_memory: bool = False
-    """True when layers of several groups share memory."""
 
 
 def read_hf_config(path: Path, *, dtype: str | None = None) -> ModelSpec:
@@ -55,9 +53,7 @@ def model_spec(data: dict[str, Any], *, dtype: str | None = None) -> ModelSpec:
         )
     prefix = "language_model." if config.data is not data else ""
     layers, num_layers = FAMILIES[family](config, prefix)
-    grouped = assign_groups(layers)
-    several = len({layer.group for layer in grouped}) > 1
-    return ModelSpec(str(data.get("_name_or_path") or family), grouped, num_layers, several)
+    return ModelSpec(str(data.get("_name_or_path") or family), assign_groups(layers), num_layers)
 
 
 def _language_part(data: dict[str, Any]) -> dict[str, Any]:
