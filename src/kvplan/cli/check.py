@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from kvplan.cli.engine_file import Target, load_pair
@@ -37,9 +38,13 @@ def check(
     failure = "" if stops else _failure(ours, theirs)
     console.print(_allowed(ours, theirs))
     if not stops and not failure:
-        console.print(f"yes: {theirs.name} can read the cache of {ours.name}", highlight=False, soft_wrap=True)
+        console.print(
+            f"yes: {theirs.name} can read the cache of {ours.name}", highlight=False, markup=False, soft_wrap=True
+        )
         return
-    console.print(f"no: {theirs.name} cannot read the cache of {ours.name}", highlight=False, soft_wrap=True)
+    console.print(
+        f"no: {theirs.name} cannot read the cache of {ours.name}", highlight=False, markup=False, soft_wrap=True
+    )
     for stop in stops:
         console.print(_stop(stop), highlight=False, markup=False, soft_wrap=True)
     if failure:
@@ -63,7 +68,7 @@ def _allowed(ours: Target, theirs: Target) -> Table:
     """Return the fields that may differ, with both values."""
     table = Table(title="What may differ", title_justify="left", header_style="bold")
     for name in ("field", ours.layout.engine_id, theirs.layout.engine_id):
-        table.add_column(name)
+        table.add_column(escape(name))
     for (field, a), (_, b) in zip(_facts(ours), _facts(theirs), strict=True):
         table.add_row(field, a, b, style=None if a == b else "bold")
     return table

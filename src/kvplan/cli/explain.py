@@ -54,7 +54,7 @@ def explain(
         console.print(pair_table(found, plan, cost))
         console.print(group_table(found))
         for line in (*closing_lines(found, plan, cost, tokens), *hints(ours, theirs, found)):
-            console.print(line, highlight=False)
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         if picture is not None:
             drawn = draw(ours, theirs, plan, found, cost, tokens)
             text = page(drawn, found, plan, cost, tokens) if picture.suffix.lower() == ".html" else drawn
@@ -63,4 +63,4 @@ def explain(
             except OSError as error:
                 typer.echo(f"error: {picture} cannot be written: {error.strerror}", err=True)
                 raise typer.Exit(BAD_INPUT) from None
-            console.print(f"picture: {picture}", highlight=False)
+            console.print(f"picture: {picture}", highlight=False, markup=False, soft_wrap=True)

@@ -170,9 +170,11 @@ def _heading(target: Target) -> dict[str, str]:
     blocks = sorted({item.block.tokens_per_block or 0 for rank in ranks for item in rank.components} - {0})
     if blocks:
         words.append(f"blocks of {' / '.join(map(str, blocks))} tokens")
-    heads = any(axis.name == "kv_head" for rank in ranks for item in rank.components for axis in item.block.axes)
-    if target.spec is not None and heads:
+    axes = {axis.name for rank in ranks for item in rank.components for axis in item.block.axes}
+    if target.spec is not None and "kv_head" in axes:
         words.append(f"{target.spec.cache.kv_layout} {target.spec.cache.kv_packing.replace('_', ' ')}")
+    if target.spec is not None and "width" in axes:
+        words.append(f"convolution {target.spec.cache.conv_layout}")
     name = target.layout.engine_id
     model = target.spec.model if target.spec is not None else ""
     return {"name": name, "words": ", ".join(words), "model": model}
