@@ -141,6 +141,17 @@ cache: {block_size: 32, groups: {1: {block_size: 16}}}
     assert tokens == {0: 32, 1: 16, 2: 32, 3: None, 4: None, 5: None}
 
 
+def test_a_latent_and_its_indexer_may_share_a_name(tmp_path):
+    entry = '{name: "l.{0..1}.attn", kind: mla, latent_dim: 8}, {name: "l.{0..1}.attn", kind: indexer, head_dim: 4}'
+    spec = read(tmp_path, f"model: {{layers: [{entry}]}}")
+    (rank,) = engine_layout(spec).ranks
+    assert [item.key for item in rank.components] == [
+        ("l.0.attn", "latent"), ("l.0.attn", "indexer"), ("l.1.attn", "latent"), ("l.1.attn", "indexer"),
+    ]  # fmt: skip
+    with pytest.raises(DescriptionError, match=r"'l\.0\.attn' is named twice"):
+        read(tmp_path, f"model: {{layers: [{entry.replace('indexer, head_dim: 4', 'mla, latent_dim: 8')}]}}")
+
+
 def test_a_draft_layer_lives_on_the_last_stage(tmp_path):
     draft = '{name: "draft.0.attn", kind: attention, num_kv_heads: 8, head_dim: 64, draft: true}'
     text = EXAMPLE.replace("dtype: bfloat16}", f"dtype: bfloat16}}, {draft}").replace("pp: 1", "pp: 2")

@@ -36,6 +36,8 @@ LayerSpec: TypeAlias = AttentionSpec | LatentSpec | IndexerSpec | Mamba1Spec | M
 
 STATE_KINDS = ("mamba1", "mamba2", "gdn")
 
+_SAME_COMPONENTS = {"sliding_window": "attention"} | dict.fromkeys(STATE_KINDS, "state")
+
 _NUMBER = re.compile(r"(?<![A-Za-z0-9_])(\d+)(?![A-Za-z0-9_])")
 
 
@@ -55,12 +57,18 @@ class EngineSpec:
     def __post_init__(self) -> None:
         if not self.layers:
             raise DescriptionError("the model has no layer with a cache", field="model.layers")
-        names = [layer.name for layer in self.layers]
-        twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
-        if twice is not None:
-            raise DescriptionError(f"layer {twice!r} is named twice", field="model.layers")
+        self._check_names()
         self._check_groups()
         self._check_stages()
+
+    def _check_names(self) -> None:
+        """Refuse a name that two layers of one kind share; a latent and its indexer may have one name."""
+        seen: set[tuple[str, str]] = set()
+        for layer in self.layers:
+            key = (layer.name, _SAME_COMPONENTS.get(layer.kind, layer.kind))
+            if key in seen:
+                raise DescriptionError(f"layer {layer.name!r} is named twice", field="model.layers")
+            seen.add(key)
 
     def _check_groups(self) -> None:
         found = sorted({layer.group for layer in self.layers})
