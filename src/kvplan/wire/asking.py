@@ -1,12 +1,15 @@
 """Asking live engines from outside: one question, one answer, a bounded wait, and a sentence when that does not work.
 
-For tools that people run, not for sessions (those have ``Dialer`` and never wait). ZeroMQ's socket events tell apart
-what a person must know:
+For tools that people run, not for sessions (those have ``Dialer`` and never wait). What a person must know is told
+apart:
 
 1. nobody listens, or the name is none;
 2. something listens that is no side channel;
 3. it is one, and the keys differ, or one side has a key and the other none;
 4. it hears us and does not answer, answers that it is not ready, or speaks another protocol version.
+
+A failed handshake alone does not say which: who closes first decides what the other sees. So the listener's greeting
+is looked at then, which names its security mechanism before any is used (ZMTP 3.0, rfc.zeromq.org/spec/23).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,8 +46,10 @@ _WATCHED = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_DISCONNECTED
 )
-_MECHANISMS_DIFFER = 0x11000002
-"""``ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH`` of zmq.h: one side has a key, the other none."""
+_GREETING_S = 1.0
+"""How long a listener's greeting is waited for."""
+_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"
+"""Signature and version of a greeting, after which the other side states its mechanism."""
 
 
 @dataclass(slots=True)
@@ -154,26 +160,28 @@ class Asker:
             return _understood(address, line.dealer.recv_multipart()[-1], self._max_bytes)
         while line.monitor.poll(0, zmq.POLLIN):
             head = line.monitor.recv_multipart()[0]
-            event, value = (int.from_bytes(part, sys.byteorder) for part in (head[:2], head[2:6]))
+            event = int.from_bytes(head[:2], sys.byteorder)
             if event in {zmq.EVENT_CONNECTED, zmq.EVENT_HANDSHAKE_SUCCEEDED}:
                 line.stage = event
-            elif why := self._verdict(line.stage, event, value):
+            elif event != zmq.EVENT_CONNECT_RETRIED or line.stage == 0:
+                why = "unreachable" if line.stage == 0 else self._why_closed(address, line.stage)
                 return UnavailableError(f"{address}: {_SENTENCES[why]}", address=str(address), why=why)
         return None
 
-    def _verdict(self, stage: int, event: int, value: int) -> str:
-        """Return what a connection's failure means; empty for one that means nothing yet."""
-        if event == zmq.EVENT_CONNECT_RETRIED:
-            return "unreachable" if stage == 0 else ""
-        if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MECHANISMS_DIFFER:
-            return "key refused" if self._key else "key needed"
+    def _why_closed(self, address: Address, stage: int) -> str:
+        """Return what it means that a connection was made, and ended."""
         if stage == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             return "closed"
-        return "other key" if self._key and event != zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL else "no side channel"
+        mechanism = _mechanism(address)
+        if mechanism == "CURVE":
+            return "other key" if self._key else "key needed"
+        if mechanism == "NULL":
+            return "key refused" if self._key else "closed"
+        return "no side channel"
 
     def _overdue(self, address: Address, timeout_s: float) -> UnavailableError:
-        stages = {0: "no connection", zmq.EVENT_CONNECTED: "no side channel"}
-        why = stages.get(self._lines[address].stage, "silent")
+        stage = self._lines[address].stage
+        why = {0: "no connection", zmq.EVENT_HANDSHAKE_SUCCEEDED: "silent"}.get(stage, "no side channel")
         text = f"{address}: {_SENTENCES[why]} (waited {timeout_s:g} s)"
         return UnavailableError(text, address=str(address), why=why)
 
@@ -192,6 +200,17 @@ _SENTENCES = {
     "silent": "connected, but there is no answer; is the process stopped or overloaded, or its kvplan older than this?",
 }
 """What a person reads, by what is wrong."""
+
+
+def _mechanism(address: Address) -> str:
+    """Return the security mechanism that a listener greets with; empty for something that is no ZeroMQ listener."""
+    greeting = b""
+    with suppress(OSError), socket.create_connection(address, timeout=_GREETING_S) as line:
+        line.sendall(_GREETING)
+        for _ in range(4):  # it comes in two or three parts
+            greeting += line.recv(64) if len(greeting) < 32 else b""
+    is_greeting = len(greeting) >= 32 and greeting[0] == 0xFF and greeting[9] == 0x7F
+    return greeting[12:32].rstrip(b"\0").decode("ascii", "replace") if is_greeting else ""
 
 
 def _understood(address: Address, frame: bytes, max_bytes: int) -> Message | UnavailableError:
