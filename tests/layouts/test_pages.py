@@ -20,6 +20,7 @@ from kvplan.layouts import (
     Mamba2Spec,
     Parallel,
 )
+from kvplan.layouts.hybrid import block_size_for_state
 from kvplan.layouts.parallel import Place, even_stages, held
 from tests.layouts.engines import engine
 
@@ -228,3 +229,20 @@ def test_addresses_are_disjoint_over_both_sides():
     sides = [engine(name, [LAYER], space=space, tp=3) for name in "pd"]
     spans = sorted((r.base, r.base + r.num_bytes) for side in sides for own in side.ranks for r in own.regions)
     assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(spans))
+
+
+def test_a_granite_hybrid_page_as_measured_on_vllm():
+    """vLLM 0.32 on CPU: convolution (3, 640) bfloat16, state (16, 32, 64) float32, block 384, stride 196608."""
+    layers = [
+        AttentionSpec(name="l.1", num_kv_heads=4, head_dim=32),
+        Mamba2Spec(name="l.0", group=1, num_heads=16, head_dim=32, state_size=64, ssm_dtype="float32"),
+    ]
+    state = 3 * 640 * 2 + 16 * 32 * 64 * 4
+    assert state == 134912
+    block = block_size_for_state(state, 4 * 32 * 2 * 2, alignment=128)
+    assert block == 384
+    knobs = {"block_size": block, "kv_packing": "interleaved", "kv_layout": "TRANSPOSED", "shared_regions": True}
+    own = engine("e", layers, space=AddressSpace(), **knobs).ranks[0]
+    assert [region.block_stride_bytes for region in own.regions] == [196608]
+    ssm = own.component("l.0", "ssm").block
+    assert (ssm.base_bytes, ssm.atom_bytes, ssm.format) == (3840, 8192, "float32[2048]")
