@@ -1,6 +1,7 @@
 """One message of every kind, with every optional field set. Shared by the codec tests and the golden files."""
 
 from kvplan.planner import Axis, BlockLayout, ComponentLayout, EngineLayout, RankLayout, Region, Span
+from kvplan.wire.digests import ComponentDigest, Digest, Digested, DigestRefused, ScopeItem, TableItem
 from kvplan.wire.layouts import to_body
 from kvplan.wire.messages import (
     Claim,
@@ -84,6 +85,34 @@ MESSAGES = {
     "done_ack": DoneAck(reader=READER, items=(DoneItem("cmpl-1", "g1", "local-1", ok=True),)),
     "release": Release(reader=READER, items=(Reference("cmpl-4", "g4"),)),
     "released": Released(reader=READER, items=(Reference("cmpl-4", "g4"),)),
+    "hello_with_features": Hello(
+        engine_id="prefill-0",
+        compatibility={"dtype": "bfloat16"},
+        layout=BODY,
+        ranks=(RankCard("10.0.0.1:4000", "nixl", b"\x00meta"), RankCard("10.0.0.1:4001", "nixl", b"\xff")),
+        features=("digest",),
+    ),
+    "digest": Digest(
+        engine_id="decode-0",
+        rank=1,
+        number=9,
+        request_id="cmpl-1",
+        generation="g1",
+        ticket="local-1",
+        tables=(TableItem(32, (7, 3)), TableItem(0, (5, -1))),
+        scope=ScopeItem("layer.0", "k", 2, 16, 48),
+    ),
+    "digested": Digested(
+        engine_id="decode-0",
+        rank=1,
+        number=9,
+        components=(ComponentDigest("layer.0", "k", (1 << 64) - 1), ComponentDigest("layer.2", "conv", 0)),
+        parts=(1, 1 << 63),
+        total=2,
+    ),
+    "digest_refused": DigestRefused(
+        engine_id="decode-0", rank=1, number=9, reason="not_claimed", detail="the lease has ended"
+    ),
     "status_request": StatusRequest(),
     "status": Status(
         role="rank",

@@ -15,6 +15,8 @@ Text = Annotated[str, Meta(max_length=4096)]
 """A sentence for a person, or a field's value."""
 Count = Annotated[int, Meta(ge=0, le=1 << 20)]
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Unsigned = Annotated[int, Meta(ge=0)]
+"""64 bits, all of them: msgpack has no wider number."""
 Offset = Annotated[int, Meta(gt=-(1 << 62), lt=1 << 62)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 MAX_ITEMS = 4096

@@ -11,6 +11,7 @@ Conversation, consumer rank on the left::
     Renew         ->  producer rank   Renewed                             one per heartbeat, all requests in it
     Done          ->  producer rank   DoneAck                             by reader identity, repeated until answered
     Release       ->  producer rank   Released                            nobody of this engine will read (any more)
+    Digest        ->  producer rank   Digested | DigestRefused            to verify what came (kvplan.wire.digests)
     StatusRequest ->  either          Status | NotReady                   for people who look (kvplan.wire.status)
 """
 
@@ -20,8 +21,12 @@ from typing import Annotated, Union
 
 from msgspec import Meta, Struct
 
+from kvplan.wire.digests import Digest, Digested, DigestRefused
 from kvplan.wire.fields import MAX_ITEMS, Count, Item, Name, Number, Offset, Seconds, Standalone, Text
 from kvplan.wire.status import Status, StatusRequest
+
+FEATURES = ("digest",)
+"""What this package's ranks understand: ``digest`` is the question of ``kvplan.wire.digests``."""
 
 
 class Party(Item, frozen=True):
@@ -158,7 +163,7 @@ class HelloRequest(Standalone, frozen=True, tag="hello_request"):
     """The asker's engine."""
 
 
-class Hello(Standalone, frozen=True, tag="hello"):
+class Hello(Standalone, frozen=True, tag="hello", omit_defaults=True):
     """Everything that a peer needs to plan and to connect."""
 
     engine_id: Name
@@ -166,6 +171,8 @@ class Hello(Standalone, frozen=True, tag="hello"):
     layout: LayoutBody
     ranks: Annotated[tuple[RankCard, ...], Meta(min_length=1, max_length=4096)]
     """Parallel to the ranks of the layout."""
+    features: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
+    """What its ranks understand beyond the first messages of this protocol version; see ``FEATURES``."""
 
 
 class NotReady(Standalone, frozen=True, tag="not_ready"):
@@ -298,6 +305,9 @@ Message = Union[  # noqa: UP007 - msgspec wants a value, and this one has many l
     Release,
     Released,
     Error,
+    Digest,
+    Digested,
+    DigestRefused,
     StatusRequest,
     Status,
 ]

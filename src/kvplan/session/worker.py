@@ -1,0 +1,93 @@
+"""One thread for what takes long, beside the session's two threads that must go on talking. Knows nothing of its jobs.
+
+The thread is started by the first job: a session that has none does not pay for it. A job makes its own result known;
+one that raises costs nobody but itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvplan.session.stats import Stats
+
+    Job = Callable[[], object]
+
+logger = logging.getLogger(__name__)
+
+
+class Hands(NamedTuple):
+    """Who does what takes long, for whom, as the one who has it done sees it."""
+
+    submit: Callable[[Job], bool]
+    """Takes a job for later; returns whether there was room. The job runs in any thread."""
+    wake: Callable[[], object] = lambda: None
+    """Makes the one who waits for results look for them; a job calls it last."""
+    is_open: Callable[[], bool] = lambda: True
+    """Whether results are still wanted; long jobs look every few milliseconds."""
+
+
+def at_once(job: Job) -> bool:
+    """Do a job here and now.
+
+    >>> at_once(lambda: None)
+    True
+    """
+    job()
+    return True
+
+
+class Worker:
+    """A bounded queue and its thread."""
+
+    def __init__(self, *, name: str, max_queue: int, stats: Stats) -> None:
+        self._name = name
+        self._stats = stats
+        self._jobs: queue.Queue[Job | None] = queue.Queue(max_queue)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._open = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether results are still wanted."""
+        return self._open
+
+    def submit(self, job: Job) -> bool:
+        """Take a job; return whether there was room. Callable from any thread."""
+        with self._lock:
+            if not self._open:
+                return False
+            try:
+                self._jobs.put_nowait(job)
+            except queue.Full:
+                self._stats.add("overloads")
+                return False
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+        return True
+
+    def close(self) -> None:
+        """Drop the jobs that wait and wait for the one that runs, which ends early when it looks. Idempotent."""
+        with self._lock:
+            self._open = False
+            thread = self._thread
+        if thread is not None and thread.is_alive():
+            self._jobs.put(None)
+            thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if not self._open:
+                continue
+            try:
+                job()
+            except Exception:
+                self._stats.add("loop_errors")
+                logger.exception("%s: a job failed", self._name)
