@@ -9,9 +9,11 @@ from rich.table import Table
 
 from kvplan.cli.engine_file import Target, load_pair
 from kvplan.cli.exits import CANNOT, exits
+from kvplan.cli.live import key_option
 from kvplan.cli.pairs import mismatches
 from kvplan.errors import Mismatch, PlanError
 from kvplan.planner import plan_engines
+from kvplan.wire.compatibility import INFORMATION
 
 PIPE_WIDTH = 140
 
@@ -22,15 +24,17 @@ def add_to(app: typer.Typer) -> None:
 
 
 def check(
-    source: str = typer.Argument(help="Description of the engine that has the cache (prefill)."),
-    destination: str = typer.Argument(help="Description of the engine that needs it (decode)."),
+    source: str = typer.Argument(help="The engine that has the cache (prefill): a description, or tcp://host:port."),
+    destination: str = typer.Argument(help="The engine that needs it (decode): a description, or tcp://host:port."),
+    *,
+    key: str = key_option(),
 ) -> None:
     """Say whether two engines can exchange cache; if not, which fields differ and what would work.
 
     Exit status: 0 they can, 1 they cannot, 2 bad input.
     """
     with exits():
-        ours, theirs = load_pair(source, destination)
+        ours, theirs = load_pair(source, destination, key=key)
     console = Console()
     if not console.is_terminal:
         console = Console(width=PIPE_WIDTH)
@@ -71,6 +75,9 @@ def _allowed(ours: Target, theirs: Target) -> Table:
         table.add_column(escape(name))
     for (field, a), (_, b) in zip(_facts(ours), _facts(theirs), strict=True):
         table.add_row(field, a, b, style=None if a == b else "bold")
+    for field in sorted(name for name in {*ours.facts, *theirs.facts} if name.startswith(INFORMATION)):
+        a, b = (escape(target.facts.get(field, "?")) for target in (ours, theirs))
+        table.add_row(escape(field.removeprefix(INFORMATION)), a, b, style=None if a == b else "bold")
     return table
 
 

@@ -1,18 +1,21 @@
 """Targets: what a person names on the command line becomes an engine layout. No plan, no output.
 
-A target is the path of a description (``docs/descriptions.md``). One :class:`AddressSpace` serves both targets of a
-command, so that the made-up addresses of a dry run are disjoint.
+A target is the path of a description (``docs/descriptions.md``), or ``tcp://host:port`` of a live engine's front desk.
+One :class:`AddressSpace` serves both targets of a command, so that the made-up addresses of a dry run are disjoint.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvplan.cli.live import ask_engine, is_live
 from kvplan.layouts import AddressSpace, EngineSpec, engine_layout
 from kvplan.layouts.description import read_description
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvplan.planner import EngineLayout
 
 
@@ -24,7 +27,9 @@ class Target:
     """What the person wrote."""
     layout: EngineLayout
     spec: EngineSpec | None
-    """The description, or None for a live engine, which gives its layout only."""
+    """The description, or None for a live engine, which gives its layout and ``facts``."""
+    facts: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """A live engine's named fields; those that do not start with ``info.`` must be equal on both sides."""
 
     def window(self, group: int) -> int | None:
         """Return the sliding window of a group: the tokens a query sees; None means all."""
@@ -34,13 +39,16 @@ class Target:
         return windows.pop() if len(windows) == 1 else None
 
 
-def load_target(target: str, addresses: AddressSpace) -> Target:
-    """Return the engine that a target names."""
+def load_target(target: str, addresses: AddressSpace, *, key: str = "") -> Target:
+    """Return the engine that a target names. ``key`` is the side channel's, for live ones."""
+    if is_live(target):
+        engine = ask_engine(target, key=key)
+        return Target(target, engine.layout, None, engine.facts)
     spec = read_description(target)
     return Target(target, engine_layout(spec, addresses), spec)
 
 
-def load_pair(source: str, destination: str) -> tuple[Target, Target]:
+def load_pair(source: str, destination: str, *, key: str = "") -> tuple[Target, Target]:
     """Return both engines of a command, with disjoint addresses."""
     addresses = AddressSpace()
-    return load_target(source, addresses), load_target(destination, addresses)
+    return load_target(source, addresses, key=key), load_target(destination, addresses, key=key)

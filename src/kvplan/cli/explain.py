@@ -12,6 +12,7 @@ from kvplan.cli.engine_file import load_pair
 from kvplan.cli.exits import BAD_INPUT, exits
 from kvplan.cli.flows import Cost, flows
 from kvplan.cli.hints import hints
+from kvplan.cli.live import key_option
 from kvplan.cli.pairs import proved_plan
 from kvplan.cli.picture import draw, page
 from kvplan.cli.sample import roomy, sample_request
@@ -28,13 +29,14 @@ def add_to(app: typer.Typer) -> None:
 
 
 def explain(
-    source: str = typer.Argument(help="Description of the engine that has the cache (prefill)."),
-    destination: str = typer.Argument(help="Description of the engine that needs it (decode)."),
+    source: str = typer.Argument(help="The engine that has the cache (prefill): a description, or tcp://host:port."),
+    destination: str = typer.Argument(help="The engine that needs it (decode): a description, or tcp://host:port."),
     *,
     tokens: int = typer.Option(1000, "--tokens", min=1, max=MAX_TOKENS, help="Length of the sample request."),
     bandwidth: float = typer.Option(25.0, "--bandwidth", min=0.001, help="GB/s of one rank's link."),
     descriptor_cost: float = typer.Option(3.0, "--descriptor-cost", min=0.0, help="Microseconds a descriptor adds."),
     picture: Optional[Path] = typer.Option(None, "--picture", help="Also draw it: a path ending in .svg or .html."),  # noqa: UP045
+    key: str = key_option(),
 ) -> None:
     """Show who sends what to whom, what it costs, and why.
 
@@ -44,7 +46,7 @@ def explain(
         typer.echo(f"error: --picture {picture}: the name must end in .svg or .html", err=True)
         raise typer.Exit(BAD_INPUT)
     with exits():
-        ours, theirs = (roomy(target, tokens) for target in load_pair(source, destination))
+        ours, theirs = (roomy(target, tokens) for target in load_pair(source, destination, key=key))
         plan = proved_plan(ours, theirs)
         found = flows(plan, sample_request(ours, theirs, tokens))
         cost = Cost(bandwidth, descriptor_cost)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kvplan.errors import CompatibilityError
 from kvplan.layouts.compare import differences, window_differences
 from kvplan.planner import bind, plan_engines
+from kvplan.wire.compatibility import mismatches as fact_differences
 
 if TYPE_CHECKING:
     from kvplan.cli.engine_file import Target
@@ -26,6 +27,8 @@ def proved_plan(source: Target, destination: Target) -> EnginePlan:
 def mismatches(source: Target, destination: Target) -> tuple[Mismatch, ...]:
     """Return every field that stops an exchange."""
     found = differences(source.layout, destination.layout)
+    if source.facts and destination.facts:
+        found = (*fact_differences(source.facts, destination.facts), *found)
     if source.spec is None or destination.spec is None:
         return found
     return (*found, *window_differences(source.spec, destination.spec))

@@ -7,6 +7,7 @@ import typer
 
 from kvplan.cli.engine_file import load_pair
 from kvplan.cli.exits import exits
+from kvplan.cli.live import key_option
 from kvplan.cli.pairs import bound_pairs, proved_plan
 from kvplan.cli.plan_json import plan_json
 from kvplan.cli.request_file import read_request
@@ -19,18 +20,19 @@ def add_to(app: typer.Typer) -> None:
 
 
 def plan(
-    source: str = typer.Argument(help="Description of the engine that has the cache (prefill)."),
-    destination: str = typer.Argument(help="Description of the engine that needs it (decode)."),
+    source: str = typer.Argument(help="The engine that has the cache (prefill): a description, or tcp://host:port."),
+    destination: str = typer.Argument(help="The engine that needs it (decode): a description, or tcp://host:port."),
     *,
     request: str = typer.Option(..., "--request", help="Block ids of one request (JSON)."),
     as_json: bool = typer.Option(False, "--json", help="Print layouts, copies and readers as JSON, schema 1."),
+    key: str = key_option(),
 ) -> None:
     """Show every copy that one request needs.
 
     Exit status: 0 planned, 1 the engines cannot exchange cache, 2 bad input.
     """
     with exits():
-        ours, theirs = load_pair(source, destination)
+        ours, theirs = load_pair(source, destination, key=key)
         found = proved_plan(ours, theirs)
         wanted = read_request(request, ours, theirs)
         try:
