@@ -74,6 +74,8 @@ def _allowed(ours: Target, theirs: Target) -> Table:
     for name in ("field", ours.layout.engine_id, theirs.layout.engine_id):
         table.add_column(escape(name))
     for (field, a), (_, b) in zip(_facts(ours), _facts(theirs), strict=True):
+        if a == b == "?":
+            continue
         table.add_row(field, a, b, style=None if a == b else "bold")
     for field in sorted(name for name in {*ours.facts, *theirs.facts} if name.startswith(INFORMATION)):
         a, b = (escape(target.facts.get(field, "?")) for target in (ours, theirs))
