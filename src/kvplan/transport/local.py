@@ -3,8 +3,11 @@
 Scattered runs are seldom irregular: rows of a block, blocks of a layer. So, per length of run:
 
 1. Runs at constant steps on both sides become one strided copy; such groups at constant steps become one again.
-2. Where that leaves groups of few runs, short runs are gathered by index, through the widest word that divides their
-   addresses and lengths, in slices so that the index arrays stay small; long runs are copied one by one.
+2. Where that leaves few runs per copy, an indexing of two views of memory copies them: an element of a view is a whole
+   run, its only axis steps by single bytes, so an index is an address. Slices of it stay in the cache.
+3. Long irregular runs are copied one by one.
+
+numpy does the first two without the GIL.
 """
 
 from __future__ import annotations
@@ -21,14 +24,29 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Bytes = NDArray[np.uint8]
 
-WORTH_A_VIEW = 4
-"""Mean runs per group from which strided copies win: making two views costs about as much as copying so many runs."""
+WORTH_A_VIEW = 128
+"""Mean runs per strided copy from which those win: making two views costs about as much as indexing so many runs."""
 
-LONG_RUN_BYTES = 512
-"""Irregular runs from here on are copied one by one: about where the gather costs as much."""
+MAX_KINDS = 64
+"""Shapes of groups that are looked at; runs with more of them are irregular."""
 
-GATHER_WORDS = 1 << 18
-"""Words that one gather moves: 2 MiB of index, which stays in the cache."""
+LONG_RUN_BYTES = 8 << 10
+"""Irregular runs from here on are copied one by one: an index copies twice, and a loop's turn does not count here."""
+
+SLICE_BYTES = 96 << 10
+"""Bytes that one indexing moves: what it gathers is still in the cache when it is put down, and comes from the heap."""
+
+SAMPLE_RUNS = 4096
+"""Runs that are looked at first: where these are irregular, the rest is not looked at."""
+
+FEW_RUNS = 512
+"""Runs below which looking for regularity costs more than it saves."""
+
+MAX_LENGTHS = 16
+"""Lengths of runs that are copied one after the other; with more of them, runs are cut to their common divisor."""
+
+UNIT_BYTES = 64
+"""Least common divisor that runs are cut to."""
 
 
 class _Groups(NamedTuple):
@@ -42,6 +60,21 @@ class _Groups(NamedTuple):
     destination_step: Ints
 
 
+class _View(NamedTuple):
+    """One strided copy: groups of one shape at constant steps."""
+
+    source: int
+    destination: int
+    repeats: int
+    """Groups."""
+    rows: int
+    """Runs of each."""
+    source_outer: int
+    destination_outer: int
+    source_step: int
+    destination_step: int
+
+
 def copy_runs(source_address: UInts, destination_address: UInts, num_bytes: UInts) -> None:
     """Copy every run; the runs' destinations must not overlap one another or any source.
 
@@ -53,12 +86,19 @@ def copy_runs(source_address: UInts, destination_address: UInts, num_bytes: UInt
     source, destination, size = (column.view(np.int64) for column in (source_address, destination_address, num_bytes))
     here, there = _memory(source, size), _memory(destination, size)
     source, destination = source - int(source.min()), destination - int(destination.min())
-    for length in np.unique(size).tolist():
+    lengths = np.unique(size)
+    if len(lengths) > MAX_LENGTHS:
+        if size.mean() >= LONG_RUN_BYTES:
+            _copy_singly(here, there, source, destination, size)
+            return
+        if int(np.gcd.reduce(lengths)) >= UNIT_BYTES:
+            source, destination, lengths = _cut(source, destination, size, int(np.gcd.reduce(lengths)))
+    if len(lengths) == 1:
+        _copy_equal(here, there, source, destination, int(lengths[0]))
+        return
+    for length in lengths.tolist():
         same = size == length
-        if same.all():
-            _copy_equal(here, there, source, destination, length)
-        else:
-            _copy_equal(here, there, source[same], destination[same], length)
+        _copy_equal(here, there, source[same], destination[same], length)
 
 
 def _memory(address: Ints, size: Ints) -> Bytes:
@@ -67,19 +107,80 @@ def _memory(address: Ints, size: Ints) -> Bytes:
     return np.frombuffer(memoryview((ctypes.c_uint8 * (high - low)).from_address(low)), dtype=np.uint8)
 
 
+def _cut(source: Ints, destination: Ints, size: Ints, unit: int) -> tuple[Ints, Ints, Ints]:
+    """Return the same bytes as runs of ``unit`` bytes, and their one length."""
+    count = size // unit
+    within = (np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)) * unit
+    return np.repeat(source, count) + within, np.repeat(destination, count) + within, np.array([unit])
+
+
 def _copy_equal(here: Bytes, there: Bytes, source: Ints, destination: Ints, length: int) -> None:
-    groups = _grouped(source, destination)
-    if len(source) >= WORTH_A_VIEW * len(groups.rows):
-        _copy_strided(here, there, groups, length)
+    one = np.dtype((np.void, length))
+    views = _views(source, destination)
+    if views is not None:
+        for v in views:
+            target = np.ndarray(v[2:4], one, there, v.destination, (v.destination_outer, v.destination_step))
+            np.copyto(target, np.ndarray(v[2:4], one, here, v.source, (v.source_outer, v.source_step)))
     elif length < LONG_RUN_BYTES:
-        _gather(here, there, source, destination, length)
+        _copy_indexed(here, there, source, destination, one)
     else:
-        for s, d in zip(source.tolist(), destination.tolist(), strict=True):
-            there[d : d + length] = here[s : s + length]
+        _copy_singly(here, there, source, destination, np.broadcast_to(np.int64(length), source.shape))
+
+
+def _copy_singly(here: Bytes, there: Bytes, source: Ints, destination: Ints, size: Ints) -> None:
+    for s, d, n in zip(source.tolist(), destination.tolist(), size.tolist(), strict=True):
+        there[d : d + n] = here[s : s + n]
+
+
+def _copy_indexed(here: Bytes, there: Bytes, source: Ints, destination: Ints, one: np.dtype[np.void]) -> None:
+    """Copy runs by their addresses."""
+    origin = np.ndarray((len(here) - one.itemsize + 1,), one, here, 0, (1,))
+    target = np.ndarray((len(there) - one.itemsize + 1,), one, there, 0, (1,))
+    step = max(1, SLICE_BYTES // one.itemsize)
+    for at in range(0, len(source), step):
+        target[destination[at : at + step]] = origin[source[at : at + step]]
+
+
+def _views(source: Ints, destination: Ints) -> list[_View] | None:
+    """Return the strided copies that together copy all runs, or None when there would be too many."""
+    if len(source) < FEW_RUNS:
+        return None
+    if len(source) > 2 * SAMPLE_RUNS and _views(source[:SAMPLE_RUNS], destination[:SAMPLE_RUNS]) is None:
+        return None
+    most = len(source) // WORTH_A_VIEW
+    groups = _grouped(source, destination)
+    kinds, which = _kinds(groups)
+    if len(kinds) > min(MAX_KINDS, most):
+        return None
+    found: list[_View] = []
+    for kind, (rows, s_step, d_step) in enumerate(kinds.tolist()):
+        own = which == kind
+        outer = _grouped(groups.source[own], groups.destination[own])
+        if len(found) + len(outer.rows) > most:
+            return None
+        columns = zip(*(column.tolist() for column in outer), strict=True)
+        found += [_View(s, d, n, rows, s_outer, d_outer, s_step, d_step) for s, d, n, s_outer, d_outer in columns]
+    return found
+
+
+def _kinds(groups: _Groups) -> tuple[Ints, Ints]:
+    """Return the distinct (rows, source step, destination step), and which of them each group has.
+
+    Where a few groups show already that there are too many, only those few are looked at.
+    """
+    shape = np.stack([groups.rows, groups.source_step, groups.destination_step], axis=1)
+    for part in (shape[: 4 * MAX_KINDS], shape):
+        if (part == part[0]).all():
+            kinds, which = part[:1], np.zeros(len(part), np.int64)
+        else:
+            kinds, which = np.unique(part, axis=0, return_inverse=True)
+        if len(kinds) > MAX_KINDS:
+            break
+    return kinds, which.reshape(-1)
 
 
 def _grouped(source: Ints, destination: Ints) -> _Groups:
-    """Return groups of neighbours at constant steps, taken greedily from the first run."""
+    """Return groups of neighbours at constant steps, taken greedily from the first."""
     s_step, d_step = np.diff(source), np.diff(destination)
     turn = np.flatnonzero((s_step[1:] != s_step[:-1]) | (d_step[1:] != d_step[:-1])) + 1
     # The step after a turn leads from one group to the next, so of turns in a row only every other starts a group.
@@ -91,44 +192,3 @@ def _grouped(source: Ints, destination: Ints) -> _Groups:
     at = np.minimum(first, max(0, len(s_step) - 1))
     steps = (s_step, d_step) if len(s_step) else (np.zeros(1, np.int64),) * 2
     return _Groups(source[first], destination[first], rows, *(np.where(lone, 0, step[at]) for step in steps))
-
-
-def _copy_strided(here: Bytes, there: Bytes, groups: _Groups, length: int) -> None:
-    """Copy each group by one strided copy; groups of one shape that lie at constant steps by one together."""
-    shape = np.stack([groups.rows, groups.source_step, groups.destination_step], axis=1)
-    kinds, which = np.unique(shape, axis=0, return_inverse=True)
-    which = which.reshape(-1)
-    for kind, (rows, s_step, d_step) in enumerate(kinds.tolist()):
-        own = which == kind
-        outer = _grouped(groups.source[own], groups.destination[own])
-        for s, d, repeats, s_outer, d_outer in zip(*(column.tolist() for column in outer), strict=True):
-            size = (repeats, rows, length)
-            target = np.ndarray(size, np.uint8, there, d, (d_outer, d_step, 1))
-            np.copyto(target, np.ndarray(size, np.uint8, here, s, (s_outer, s_step, 1)))
-
-
-def _gather(here: Bytes, there: Bytes, source: Ints, destination: Ints, length: int) -> None:
-    base = here.ctypes.data | there.ctypes.data
-    word = _word(int(np.bitwise_or.reduce(source | destination)) | base | length)
-    words = length // word
-    turn = np.arange(words, dtype=np.int64)
-    wide, target = _words(here, word), _words(there, word)
-    step = max(1, GATHER_WORDS // words)
-    for at in range(0, len(source), step):
-        s, d = source[at : at + step, None] // word + turn, destination[at : at + step, None] // word + turn
-        target[d] = wide[s]
-
-
-def _word(bits: int) -> int:
-    """Return the widest of 8, 4, 2, 1 that divides every number whose bits were or-ed together.
-
-    >>> _word(0b1100)
-    4
-    """
-    return min(8, bits & -bits)
-
-
-def _words(memory: Bytes, word: int) -> Bytes:
-    """Return the memory as unsigned words; bytes at the end that make no whole word are left out."""
-    words: Bytes = memory[: len(memory) // word * word].view(f"u{word}")
-    return words
