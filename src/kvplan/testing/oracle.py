@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -59,6 +60,7 @@ class Element(NamedTuple):
     token: int | None
 
 
+@lru_cache(maxsize=1 << 17)
 def value_of(layer: str, component: str, coordinates: tuple[tuple[str, int], ...], num_bytes: int) -> bytes:
     """Return the bytes that a coordinate's element must hold; never all ``UNTOUCHED``."""
     text = f"{layer}/{component}/{coordinates}".encode()
