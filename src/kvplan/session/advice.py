@@ -14,6 +14,7 @@ ADVICE = {
     "claim_unanswered": "look at the producer with kvplan top: is its process stopped, or its host overloaded?",
     "claimed_by_another": "let the router send every prefill result to one decode engine, once",
     "closing": "nothing: this engine is shutting down; send requests elsewhere",
+    "digest_mismatch": "keep the detail; see verify in docs/operations.md: the transport, memory or a layout is wrong",
     "engine_restarted": "nothing for new requests; this one's cache went with the old process",
     "expired": "the request waited too long for a decode engine: add decode capacity, or raise lease_s at the producer",
     "handshake_failed": "run kvplan check on both engines; install the same kvplan on both sides",
@@ -31,6 +32,8 @@ ADVICE = {
     "transfer_timeout": "the link is slower than the request is large: run kvplan bench, or raise transfer_timeout_s",
     "transport_error": "read the detail; check the fabric (NIXL and UCX logs), the driver and memory limits",
     "unknown": "let the router send parameters to the engine that made them, once, and soon",
+    "verify_failed": "look at the producer with kvplan top; lower verify_rate, or raise verify_timeout_s",
+    "verify_unsupported": "install the same kvplan on both sides, or set verify_rate to 0",
     "withdrawn": "nothing: the prefill request was aborted",
 }
 """By reason of ``nouns.REASONS``: what a person, or a router, should do."""

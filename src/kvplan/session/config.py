@@ -95,6 +95,12 @@ class SessionConfig:
     staging_read_bytes: int = 1 << 20
     """Largest single read into staging."""
 
+    # Verifying what has been moved.
+    verify_rate: float = 0.0
+    """Share of reads, 0 to 1, whose bytes are compared with the producer's by digests before they are believed."""
+    verify_timeout_s: float = 30.0
+    """How long that may take for one read; more than so long fails it."""
+
     # Bounds: overload refuses, nothing grows.
     max_queue: int = 8192
     """Commands from the engine thread that may wait."""
@@ -108,6 +114,8 @@ class SessionConfig:
     """Ended references that are remembered, so that refusals can say why."""
     max_peers: int = 256
     """Engines that are known at one time, on each side."""
+    max_digests: int = 256
+    """Questions for digests, of peers and of our own, that may wait for the one thread that answers them."""
 
     # The side channel.
     host: str = "127.0.0.1"
@@ -137,6 +145,8 @@ class SessionConfig:
             raise DescriptionError(f"lease_margin_s {self.lease_margin_s} must be below extension_s {self.extension_s}")
         if not (self.staging_slots and self.max_posted and self.max_post_bytes):
             raise DescriptionError("staging_slots, max_posted and max_post_bytes must be at least 1")
+        if self.verify_rate > 1:
+            raise DescriptionError(f"verify_rate is {self.verify_rate}; it is a share of all reads, from 0 to 1")
         if self.side_channel_key and len(self.side_channel_key) < 16:
             raise DescriptionError("side_channel_key is shorter than 16 characters")
 

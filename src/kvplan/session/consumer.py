@@ -2,8 +2,8 @@
 
 1. ``read`` finds the peer, or asks for its hello; a read waits a bounded time for first contact.
 2. Then the peer's proved plan is bound to the block tables, a claim goes to each source rank, and the reads are posted.
-3. Answers and ended pieces settle a read: bytes and grants and a proven lease are success; anything else is a reason.
-4. A failed read is reported when no carrier can write into its blocks any more, never earlier.
+3. Answers and ended pieces settle a read: bytes, grants, a proven lease, and where wanted equal digests, are success.
+4. All else is a failure with a reason. It is reported when no carrier can write into the blocks any more, not before.
 
 What is said leaves through ``send``; what time brings about happens in ``tick``.
 """
@@ -20,10 +20,13 @@ from kvplan.session.carrier import Carrier
 from kvplan.session.conversation import Conversation
 from kvplan.session.lease import LeaseBook
 from kvplan.session.lifecycle import ClaimState, PeerState, PieceEvent, PieceState, ReadEvent, ReadState
-from kvplan.session.nouns import REASONS, Failure
+from kvplan.session.nouns import Failure
+from kvplan.session.overdue import overdue
 from kvplan.session.reads import ClaimKey, Read, Source
 from kvplan.session.reports import Reports, failure_of, refused_by
+from kvplan.session.verifier import Verifier
 from kvplan.session.view import reader_view
+from kvplan.session.worker import AT_ONCE
 from kvplan.transport.base import Device
 from kvplan.wire.fingerprint import tables_digest
 from kvplan.wire.messages import Reference
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from kvplan.session.reads import Piece
     from kvplan.session.stats import Stats
     from kvplan.session.view import ReaderView
+    from kvplan.session.worker import Hands
     from kvplan.transport.base import Transport
     from kvplan.wire.addresses import Address
     from kvplan.wire.messages import Message
@@ -60,6 +64,7 @@ class Consumer:
         transport: Transport,
         send: Callable[[Address, Message], object],
         hang_up: Callable[[Address], object],
+        hands: Hands = AT_ONCE,
     ) -> None:
         self._config = config
         self._stats = stats
@@ -75,6 +80,7 @@ class Consumer:
             identity=identity, config=config, stats=stats, transport=transport.name, send=send, hang_up=hang_up
         )
         self._book = self._talk.book
+        self._verifier = Verifier(identity=identity, layout=layout, config=config, stats=stats, send=send, hands=hands)
 
     @property
     def own(self) -> EngineLayout | None:
@@ -143,7 +149,8 @@ class Consumer:
 
     def hear(self, address: Address, message: Message, now: float) -> None:
         """Take a message that came over one line."""
-        self._apply(self._talk.hear(address, message, now), now)
+        if not self._verifier.hear(address, message, now):
+            self._apply(self._talk.hear(address, message, now), now)
 
     def fault(self, address: Address, reason: str, detail: str, now: float) -> None:
         """Take something from an address that is no message of ours."""
@@ -159,6 +166,8 @@ class Consumer:
             self._peer_changed(peer, now)
         for ended in self._carrier.pump():
             self._landed(ended, now)
+        for read, failure in self._verifier.tick(now):
+            self._fail(read, failure, now) if failure else self._succeed(read, now)
         for request_id in self._deadlines.expire(now):
             if request_id in self._reads:
                 self._overdue(self._reads[request_id], now)
@@ -173,7 +182,8 @@ class Consumer:
         flying = now + self._config.poll_s if self._carrier.num_flying else math.inf
         deadline = self._deadlines.next_deadline()
         sweep = self._sweep_at if self._book.peers else math.inf
-        return min(flying, self._talk.next_due(), math.inf if deadline is None else deadline, sweep)
+        due = min(self._talk.next_due(), self._verifier.next_due(), sweep)
+        return min(flying, due, math.inf if deadline is None else deadline)
 
     def close(self, now: float) -> None:
         """Refuse new reads, fail those that run; they are reported as their writes end."""
@@ -228,8 +238,7 @@ class Consumer:
 
     def _apply(self, outcome: Outcome, now: float) -> None:
         for refusal in outcome.refusals:
-            reason = refusal.reason if refusal.reason in REASONS else "refused"
-            self._fail(refusal.source.read, refused_by(refusal.source, reason, refusal.detail), now)
+            self._fail(refusal.source.read, refused_by(refusal), now)
         for peer in outcome.peers:
             self._peer_changed(peer, now)
         if outcome.link is not None:
@@ -328,10 +337,16 @@ class Consumer:
             late = read.uncovered(self._config.lease_margin_s)
             for source in late:
                 source.link.renew_since(source.arrived_at or now, now)
-            if not late:
-                read.step(ReadEvent.SUCCEED)
-                self._reports.succeeded(read, now)
-                self._end(read, ok=True)
+            if not late and self._verifier.wants(read.request_id):
+                read.step(ReadEvent.VERIFY)
+                self._verifier.begin(read, now)
+            elif not late:
+                self._succeed(read, now)
+
+    def _succeed(self, read: Read, now: float) -> None:
+        read.step(ReadEvent.SUCCEED)
+        self._reports.succeeded(read, now)
+        self._end(read, ok=True)
 
     def _fail(self, read: Read, failure: Failure, now: float) -> None:
         """Mark a read as failed; it is reported at once, or when its last write has ended."""
@@ -349,6 +364,7 @@ class Consumer:
             source.link.end(source, ok=ok)
         del self._reads[read.request_id]
         self._deadlines.end(read.request_id)
+        self._verifier.drop(read)
         read.peer.reads.pop(read, None)
         if read.failure is not None:
             self._reports.failed(read.request, read.failure)
@@ -356,28 +372,17 @@ class Consumer:
 
     def _overdue(self, read: Read, now: float) -> None:
         """End a read whose time for its present stage is over."""
-        peer = read.peer
-        transfer_ends_at = read.began_at + self._config.transfer_timeout_s
-        if read.state is ReadState.WAITING:
-            last = self._book.desks.last_answer(peer.desk)
-            own = "" if self._book.own else "; this engine's own front desk has not told its layout yet"
-            self._fail(read, Failure("handshake_timeout", f"engine {peer.engine_id} at {peer.desk}: {last}{own}"), now)
-        elif read.state is ReadState.READING and any(s.claim is ClaimState.ASKED for s in read.sources):
-            ranks = [s.link.them.rank for s in read.sources if s.claim is ClaimState.ASKED]
-            self._fail(read, Failure("claim_unanswered", f"ranks {ranks} of engine {peer.engine_id}"), now)
-        elif read.state is ReadState.READING and now >= transfer_ends_at:
-            here = all(source.arrived_at is not None for source in read.sources)
-            reason = "lease_lost" if here else "transfer_timeout"
-            self._fail(read, Failure(reason, f"after {now - read.began_at:.1f} s, engine {peer.engine_id}"), now)
+        ends_at, last = read.began_at + self._config.transfer_timeout_s, self._book.desks.last_answer(read.peer.desk)
+        failure = overdue(read, now, ends_at=ends_at, last_answer=last, knows_own=self._book.own is not None)
+        if failure:
+            self._fail(read, failure, now)
         elif read.state is ReadState.READING:
-            self._deadlines.extend(read.request_id, transfer_ends_at)
+            self._deadlines.extend(read.request_id, ends_at)
 
     def _sweep(self, now: float) -> None:
         """Forget peers that nobody wants, and what waited too long for one."""
         for peer in list(self._book.peers.values()):
-            for waiting in (peer.to_hold, peer.to_release):
-                for reference in [r for r, until in waiting.items() if until <= now]:
-                    del waiting[reference]
+            peer.drop_late_notices(now)
             idle_s = 0.0 if peer.state is PeerState.ASKING else self._config.peer_idle_s
             quiet = peer.used_at + idle_s <= now and not any(link.held for link in peer.links.values())
             if quiet and not peer.is_wanted:

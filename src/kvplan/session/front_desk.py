@@ -12,7 +12,7 @@ from kvplan.session.stats import Stats
 from kvplan.session.view import desk_status
 from kvplan.wire.codec import encode
 from kvplan.wire.layouts import to_body
-from kvplan.wire.messages import Error, Hello, HelloRequest, NotReady, RankCard
+from kvplan.wire.messages import FEATURES, Error, Hello, HelloRequest, NotReady, RankCard
 from kvplan.wire.side_channel import Listener, Wakeup
 from kvplan.wire.status import StatusRequest
 
@@ -62,6 +62,7 @@ class FrontDesk:
             compatibility=dict(compatibility),
             layout=to_body(layout),
             ranks=tuple(RankCard(rank.control_address, rank.transport, rank.metadata) for rank in ranks),
+            features=FEATURES,
         )
         answer = encode(hello)
         if len(answer) > self._max_bytes:

@@ -5,7 +5,8 @@ Six things live at different times and end for different reasons::
     offer      the producer's blocks of one request       OPEN -> CLAIMED -> ENDED, CLOSING while readers finish
     claim      one reader's hold on one offer, here       ASKED -> GRANTED -> ENDED, or REFUSED
     piece      one batch that a transport writes          WAITING -> POSTED -> ARRIVED, or FAILED
-    read       one local request                          WAITING -> READING -> RECEIVED, or DRAINING -> FAILED
+    read       one local request                          WAITING -> READING -> RECEIVED, or DRAINING -> FAILED;
+                                                          some are VERIFYING before they are RECEIVED
     peer       one remote engine                          ASKING -> READY, SUSPECT, REFUSED, GONE
     link       the control connection to one of its ranks NEW -> INTRODUCING -> READY, and back when it is lost
 """
@@ -94,6 +95,8 @@ class ReadState(Enum):
     WAITING = auto()
     """For first contact with the peer."""
     READING = auto()
+    VERIFYING = auto()
+    """Everything is here; the bytes are compared with the producer's."""
     DRAINING = auto()
     """Has failed; a write into its blocks is outstanding."""
     RECEIVED = auto()
@@ -105,6 +108,7 @@ class ReadEvent(Enum):
 
     BEGIN = auto()
     FAIL = auto()
+    VERIFY = auto()
     SUCCEED = auto()
     DRAINED = auto()
 
@@ -192,6 +196,9 @@ READ: Mapping[tuple[ReadState, ReadEvent], ReadState] = {
     (ReadState.WAITING, ReadEvent.FAIL): ReadState.DRAINING,
     (ReadState.READING, ReadEvent.FAIL): ReadState.DRAINING,
     (ReadState.READING, ReadEvent.SUCCEED): ReadState.RECEIVED,
+    (ReadState.READING, ReadEvent.VERIFY): ReadState.VERIFYING,
+    (ReadState.VERIFYING, ReadEvent.FAIL): ReadState.DRAINING,
+    (ReadState.VERIFYING, ReadEvent.SUCCEED): ReadState.RECEIVED,
     (ReadState.DRAINING, ReadEvent.DRAINED): ReadState.FAILED,
 }
 

@@ -100,6 +100,7 @@ REASONS = {
     "claim_unanswered": "the producer did not answer the claim in time",
     "claimed_by_another": "another read already uses the reference",
     "closing": "this session is shutting down",
+    "digest_mismatch": "the bytes that arrived are not the producer's; the detail names the first wrong coordinate",
     "engine_restarted": "another engine answers at the reference's address",
     "expired": "the reference's lease has ended",
     "handshake_failed": "the peer answered the handshake with something that cannot be used",
@@ -117,6 +118,8 @@ REASONS = {
     "transport_error": "the transport could not move the bytes",
     "transfer_timeout": "the bytes did not arrive in time",
     "unknown": "the producer does not know the reference",
+    "verify_failed": "the bytes could not be compared with the producer's in time",
+    "verify_unsupported": "the bytes cannot be compared: device memory, or a producer that knows no digests",
     "withdrawn": "the producer's request was aborted",
 }
 """Every reason of a ``Failure``, with what it means."""

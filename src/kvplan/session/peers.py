@@ -78,6 +78,12 @@ class Peer:
         """Whether somebody waits for it to become ready."""
         return bool(self.reads or self.to_release or self.to_hold)
 
+    def drop_late_notices(self, now: float) -> None:
+        """Forget what has waited too long for the peer to be known."""
+        for waiting in (self.to_hold, self.to_release):
+            for reference in [r for r, until in waiting.items() if until <= now]:
+                del waiting[reference]
+
     def name_of(self, rank: int) -> str:
         """Return the name of one of its ranks for the transport."""
         return f"{self.engine_id}/{rank}"

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.errors import PlanError, WireError
 from kvplan.planner import elect
+from kvplan.session.digest_desk import DigestDesk
 from kvplan.session.offers import OfferBook, OfferKey
 from kvplan.session.salt import election_salt
+from kvplan.session.worker import AT_ONCE
+from kvplan.wire.digests import Digest
 from kvplan.wire.layouts import from_body
 from kvplan.wire.messages import (
     Claim,
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from kvplan.session.config import Identity, SessionConfig
     from kvplan.session.nouns import Offer
     from kvplan.session.stats import Stats
+    from kvplan.session.worker import Hands
     from kvplan.wire.messages import Message
 
 NO_READERS: frozenset[int] = frozenset()
@@ -68,7 +72,7 @@ class _Parked(NamedTuple):
 class Producer:
     """The producer's side of one rank."""
 
-    def __init__(self, *, identity: Identity, config: SessionConfig, stats: Stats) -> None:
+    def __init__(self, *, identity: Identity, config: SessionConfig, stats: Stats, hands: Hands = AT_ONCE) -> None:
         self._identity = identity
         self._config = config
         self._stats = stats
@@ -77,6 +81,7 @@ class Producer:
         self._parked: OrderedDict[tuple[OfferKey, Party, type, str], _Parked] = OrderedDict()
         self._closing = False
         self.offers = OfferBook(config=config, stats=stats)
+        self._digests = DigestDesk(identity=identity, config=config, offers=self.offers, stats=stats, hands=hands)
 
     def learn_own(self, layout: EngineLayout) -> None:
         """Take the layout of the whole engine that this rank belongs to."""
@@ -112,15 +117,17 @@ class Producer:
                 answer: Message = self._done(route, message, now)
             case Release():
                 answer = self._release(route, message, now)
+            case Digest():
+                return [Answer(*reply) for reply in (*self._digests.ask(route, message), *self._digests.replies())]
             case _:
                 self._stats.add("unexpected_messages")
                 return []
         return [Answer(route, answer)]
 
     def tick(self, now: float) -> list[Answer]:
-        """Let time pass: end leases, refuse claims that have waited long enough."""
+        """Let time pass: end leases, refuse claims that have waited long enough; send digests that are ready."""
         self.offers.expire(now)
-        answers = []
+        answers = [Answer(*reply) for reply in self._digests.replies()]
         while self._parked:
             key, parked = next(iter(self._parked.items()))
             if parked.until > now:
@@ -157,6 +164,7 @@ class Producer:
             return _unwelcome(message, "incompatible", str(error)[:4000])
         self._readers[message.engine_id] = frozenset(election.readers[me.rank])
         self._readers.move_to_end(message.engine_id)
+        self._digests.know(self._own, reading, election)
         while len(self._readers) > self._config.max_peers:
             self._readers.popitem(last=False)
         return Introduced(producer=me, engine_id=message.engine_id)

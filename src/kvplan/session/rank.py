@@ -22,6 +22,7 @@ from kvplan.session.nouns import Failure, RankHello, Results
 from kvplan.session.producer import Producer
 from kvplan.session.stats import Stats
 from kvplan.session.view import Describer
+from kvplan.session.worker import Hands, Worker
 from kvplan.wire.addresses import Address, check_allow_list, checked_address
 from kvplan.wire.codec import encode
 from kvplan.wire.side_channel import Dialer, Listener
@@ -66,7 +67,10 @@ class RankSession:
             host=config.host, key=config.side_channel_key, insecure=config.insecure, max_bytes=config.max_message_bytes
         )
         self._dialer = Dialer(key=config.side_channel_key, max_bytes=config.max_message_bytes)
-        producer = Producer(identity=identity, config=config, stats=self._stats)
+        self._worker = Worker(name=f"kvplan-digests-{identity.rank}", max_queue=config.max_digests, stats=self._stats)
+        producer = Producer(
+            identity=identity, config=config, stats=self._stats, hands=self._hands(lambda: self._control)
+        )
         describer = Describer(identity=identity, transport=transport.name, stats=self._stats, clock=clock)
         self._control = ControlDuty(
             producer=producer, listener=self._listener, stats=self._stats, clock=clock, max_queue=config.max_queue,
@@ -74,7 +78,7 @@ class RankSession:
         )  # fmt: skip
         consumer = Consumer(
             identity=identity, layout=layout, config=config, stats=self._stats, transport=transport,
-            send=self._send, hang_up=self._dialer.hang_up,
+            send=self._send, hang_up=self._dialer.hang_up, hands=self._hands(lambda: self._reader),
         )  # fmt: skip
         self._reader = ReaderDuty(
             consumer=consumer, dialer=self._dialer, stats=self._stats, clock=clock, max_queue=config.max_queue,
@@ -167,6 +171,7 @@ class RankSession:
             self._control.mailbox.put(Close(), urgent=True)
             for duty in (self._reader, self._control):
                 duty.quiet.wait(max(0.0, ends_at - time.monotonic()))
+            self._worker.close()
             for loop in self._loops:
                 loop.stop()
         self._transport.close()
@@ -174,6 +179,14 @@ class RankSession:
         self._listener.close()
         for duty in (self._reader, self._control):
             duty.mailbox.wakeup.close()
+
+    def _hands(self, whose: Callable[[], ControlDuty | ReaderDuty]) -> Hands:
+        """Return the worker as one of the two threads uses it."""
+
+        def wake() -> None:
+            whose().mailbox.wakeup.set()
+
+        return Hands(self._worker.submit, wake, lambda: self._worker.is_open)
 
     def _send(self, address: Address, message: Message) -> None:
         if not self._dialer.send(address, encode(message)):

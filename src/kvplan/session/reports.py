@@ -21,8 +21,9 @@ from kvplan.session.stats import FailureNote
 from kvplan.wire.addresses import checked_address
 
 if TYPE_CHECKING:
+    from kvplan.session.link import Refusal
     from kvplan.session.nouns import ReadRequest, RemoteRef
-    from kvplan.session.reads import Read, Source
+    from kvplan.session.reads import Read
     from kvplan.session.stats import Stats
 
 logger = logging.getLogger(__name__)
@@ -98,10 +99,11 @@ def failure_of(error: Exception) -> Failure:
     return Failure(reason, str(error) or type(error).__name__)
 
 
-def refused_by(source: Source, reason: str, detail: str) -> Failure:
+def refused_by(refusal: Refusal) -> Failure:
     """Return the failure of a read one of whose sources must not be believed."""
-    name = f"rank {source.link.them.rank} of engine {source.link.them.engine_id}"
-    return Failure(reason, f"{name} refused{': ' if detail else ''}{detail}")
+    them, detail = refusal.source.link.them, refusal.detail
+    reason = refusal.reason if refusal.reason in REASONS else "refused"
+    return Failure(reason, f"rank {them.rank} of engine {them.engine_id} refused{': ' if detail else ''}{detail}")
 
 
 def _label(remote: RemoteRef) -> str:

@@ -163,6 +163,8 @@ def _waits_for(read: Read) -> str:
         return "hello"
     if read.state is ReadState.DRAINING:
         return "the end of its last write"
+    if read.state is ReadState.VERIFYING:
+        return "digests"
     asked = [source.link.them.rank for source in read.sources if source.claim is ClaimState.ASKED]
     if asked:
         return f"the grant of rank {', '.join(map(str, asked[:8]))}"

@@ -42,6 +42,10 @@ def at_once(job: Job) -> bool:
     return True
 
 
+AT_ONCE = Hands(at_once)
+"""For those who may take long themselves."""
+
+
 class Worker:
     """A bounded queue and its thread."""
 
