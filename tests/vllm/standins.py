@@ -126,9 +126,7 @@ def cache_config(groups, num_blocks, *, layout="LBHNC"):
         for names, _ in groups
     ]
     specs = [KVCacheGroupSpec(layer_names=list(names), kv_cache_spec=spec) for names, spec in groups]
-    return KVCacheConfig(
-        num_blocks=num_blocks, kv_cache_tensors=tensors, kv_cache_groups=specs, kv_cache_layout=layout
-    )
+    return KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=tensors, kv_cache_groups=specs, kv_cache_layout=layout)
 
 
 def allocate(config, *, kernel_block_sizes=None):

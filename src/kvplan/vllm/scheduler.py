@@ -204,6 +204,9 @@ class SchedulerSide:
                 self._step.reads.append(self._read(item, item.handoff, block_ids, num_external))
         except BindError as error:
             item.problem = str(error)
+        except Exception as error:  # noqa: BLE001 - or the request would wait for ever
+            _log.exception("request %s: its read was not made", item.request_id)
+            item.problem = f"its read was not made: {error!r}"
         if item.problem:
             _log.warning("request %s: its cache is not loaded: %s", item.request_id, item.problem)
             self._step.failures[item.request_id] = item.problem
@@ -250,8 +253,12 @@ class SchedulerSide:
 
     def _drop_half_filled(self, item: Incoming) -> None:
         """Take blocks out of the prefix cache whose first tokens were never loaded, once vLLM has put them there."""
-        if self._evict is not None and item.half_filled:
+        if self._evict is None or not item.half_filled:
+            return
+        try:
             self._evict(item.half_filled)
+        except Exception:  # noqa: BLE001 - the engine must go on
+            _log.exception("request %s: its half-filled blocks stay in the prefix cache", item.request_id)
 
 
 def drop_last_token(request: Any) -> bool:

@@ -20,13 +20,16 @@ from kvplan.layouts.parallel import Place
 from kvplan.session import Identity, RankSession
 from kvplan.transport import Device, MemoryRange, create
 from kvplan.vllm.caches import storages
+from kvplan.vllm.clearing import Clearer
 from kvplan.vllm.describe import describe
 from kvplan.vllm.fingerprint import compatibility
+from kvplan.vllm.groups import read_groups
 from kvplan.vllm.metadata import RankMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvplan.session import ReadRequest
     from kvplan.vllm.metadata import StepMetadata
     from kvplan.vllm.settings import Settings
 
@@ -65,6 +68,7 @@ class WorkerSide:
         self._engine_id = engine_id
         self._session: RankSession | None = None
         self._metadata: RankMetadata | None = None
+        self._clearer: Clearer | None = None
         self._failed: dict[str, str] = {}
         self._idle = False
         self.rank = 0
@@ -75,6 +79,8 @@ class WorkerSide:
         config, settings = self._vllm_config, self._settings
         place = rank_place(config)
         description = describe(config, self._kv_cache_config, kv_caches, place)
+        groups = read_groups(self._kv_cache_config, dcp=place.dcp)
+        self._clearer = Clearer(self._kv_cache_config, kv_caches, is_state=[group.is_state for group in groups])
         modules = config.compilation_config.static_forward_context.values()
         fields = compatibility(config, settings, modules)
         transport = create(settings.transport, **settings.transport_options)
@@ -117,9 +123,19 @@ class WorkerSide:
         for offer in step.offers:
             session.offer(offer)
         for read in step.reads:
-            session.read(read)
+            self._read(session, read)
         for request_id in step.cancels:
             session.cancel(request_id)
+
+    def _read(self, session: RankSession, read: ReadRequest) -> None:
+        """Begin a read; one that cannot begin fails, or its request would wait for ever."""
+        try:
+            if self._clearer is not None:
+                self._clearer.clear(read.tables)
+            session.read(read)
+        except Exception as error:  # noqa: BLE001 - or the request would wait for ever
+            _log.exception("request %s: its read did not begin", read.request_id)
+            self._failed[read.request_id] = f"its read did not begin: {error}"
 
     def results(self) -> Ended:
         """Return what ended since the last call; each request once."""
