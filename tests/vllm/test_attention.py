@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from vllm import _custom_ops as ops
 
 from kvplan.errors import UnsupportedError
 from kvplan.layouts.parallel import Place
@@ -21,6 +20,7 @@ from tests.vllm.standins import (
     layer_names,
     with_modules,
 )
+from vllm import _custom_ops as ops
 
 LAYERS = 2
 NUM_BLOCKS = 24

@@ -259,6 +259,14 @@ def test_a_missing_state_block_is_not_offered(caplog):
     assert "no block holds the state" in caplog.text
 
 
+def test_a_state_that_ran_ahead_of_the_prompt_is_not_offered(caplog):
+    prefill = side(STATE_GROUPS)
+    item = request("p-1", 100, TO_PREFILL)
+    prefill.on_new_request(item)
+    assert finished(prefill, item, ([3, 4, 5, 6], [2]), computed=100) == (False, None)
+    assert "its state is that after 100 tokens, not after 99" in caplog.text
+
+
 def test_null_blocks_before_a_window_become_positions():
     params = handoff(200, ([1, 2, 3, 4], [0, 0, 7, 8]), WINDOW_GROUPS)
     assert params["remote_block_ids"] == [[1, 2, 3, 4], [7, 8]]

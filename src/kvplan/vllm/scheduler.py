@@ -127,6 +127,8 @@ class SchedulerSide:
         facts = self._facts
         num_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         try:
+            if facts.has_state and request.num_computed_tokens != num_tokens:
+                raise BindError(f"its state is that after {request.num_computed_tokens} tokens, not after {num_tokens}")
             tables = block_tables(facts.groups, self._select(block_ids), first=0, last=num_tokens)
         except BindError as error:
             _log.warning("request %s is not offered to a decode engine: %s", request.request_id, error)
