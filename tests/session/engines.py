@@ -71,11 +71,12 @@ class Engine:
     """All ranks of one engine."""
 
     def __init__(self, name, shape, *, config=QUICK, compatibility=None, make_transport=MemoryTransport, port=0,
-                 num_layers=2):  # fmt: skip
-        layout = engine(name, shape, TOTAL_HEADS, num_layers=num_layers, num_blocks=NUM_BLOCKS, base=1 << 20)
+                 num_layers=2, layout=None):  # fmt: skip
+        if layout is None:
+            layout = engine(name, shape, TOTAL_HEADS, num_layers=num_layers, num_blocks=NUM_BLOCKS, base=1 << 20)
         self.layout, self.memories = in_memory(layout)
         self.name = name
-        self.block_size = shape.block_size
+        self.block_size = shape.block_size if shape else None
         self.config = config
         self.compatibility = COMPATIBILITY if compatibility is None else compatibility
         self.transports = []

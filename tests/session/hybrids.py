@@ -17,13 +17,18 @@ LAYERS = (
 PARALLEL = ("tp", "pp", "dcp", "dcp_interleave")
 
 
-def hybrid(name, **knobs):
-    """Return an engine's layout at real memory, that memory, and the tokens of a block."""
+def declared(name, **knobs):
+    """Return an engine's layout at made-up addresses, and the tokens of a block."""
     parallel = Parallel(**{key: knobs.pop(key) for key in PARALLEL if key in knobs})
     cache = CacheGeometry(num_blocks=NUM_BLOCKS, **knobs)
     spec = EngineSpec(engine_id=name, layers=LAYERS, num_layers=len(LAYERS), parallel=parallel, cache=cache)
-    layout, memories = in_memory(engine_layout(spec))
-    return layout, memories, cache.block_size * parallel.dcp
+    return engine_layout(spec), cache.block_size * parallel.dcp
+
+
+def hybrid(name, **knobs):
+    """Return an engine's layout at real memory, that memory, and the tokens of a block."""
+    layout, block_tokens = declared(name, **knobs)
+    return *in_memory(layout), block_tokens
 
 
 def tables(num_tokens, block_size, *, first_block=0, first_token=0, state=5):
