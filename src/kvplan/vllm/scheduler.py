@@ -127,8 +127,7 @@ class SchedulerSide:
         facts = self._facts
         num_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         try:
-            if facts.has_state and request.num_computed_tokens != num_tokens:
-                raise BindError(f"its state is that after {request.num_computed_tokens} tokens, not after {num_tokens}")
+            self._check_state(request.num_computed_tokens, num_tokens)
             tables = block_tables(facts.groups, self._select(block_ids), first=0, last=num_tokens)
         except BindError as error:
             _log.warning("request %s is not offered to a decode engine: %s", request.request_id, error)
@@ -141,6 +140,11 @@ class SchedulerSide:
         digest = prompt_digest(request.prompt_token_ids, num_tokens, adapter_name(request))
         handoff = Handoff(remote, facts.lease_s, digest)
         return True, encode(handoff, request.kv_transfer_params, tp=facts.tp, pp=facts.pp, dcp=facts.dcp)
+
+    def _check_state(self, num_computed: int, num_tokens: int) -> None:
+        """Refuse a request whose state, which cannot be rolled back, ran ahead of the prompt."""
+        if self._facts.has_state and num_computed != num_tokens:
+            raise BindError(f"its state is that after {num_computed} tokens, not after {num_tokens}")
 
     # Decode side
 
