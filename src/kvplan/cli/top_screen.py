@@ -1,0 +1,195 @@
+"""The frames of ``kvplan top``: samples in, rich renderables out. Asks nobody, computes nothing beyond sums."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.columns import Columns
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kvplan.cli.summary_table import duration, size
+from kvplan.cli.top_model import merged_failures, merged_leases, merged_peers, merged_reads, quantile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from kvplan.cli.top_model import Rates, Sample
+    from kvplan.wire.status import Status
+
+STATE_STYLES = {
+    "ready": "green", "asking": "yellow", "suspect": "yellow", "refused": "red", "gone": "red",
+    "waiting": "yellow", "reading": "cyan", "draining": "red",
+    "open": "yellow", "claimed": "cyan", "closing": "magenta",
+}  # fmt: skip
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+def frame(engines: Sequence[tuple[Sample, Rates, Sequence[float]]], *, rows: int, hint: str = "") -> Group:
+    """Return one frame: every engine with its rates and its history of GB/s."""
+    parts: list[RenderableType] = []
+    for sample, rates, history in engines:
+        parts += [*_engine(sample, rates, history, rows), Text()]
+    return Group(*parts, Text(hint, style="dim")) if hint else Group(*parts[:-1])
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return values as bars, the highest being full.
+
+    >>> sparkline([0, 1, 2, 4])
+    ' ▂▄█'
+    """
+    top = max(values, default=0)
+    return "".join(BARS[round(value / top * (len(BARS) - 1))] if top else BARS[0] for value in values)
+
+
+def bar(share: float, width: int = 12) -> str:
+    """Return how much of something is there.
+
+    >>> bar(0.5, width=4)
+    '██░░  50 %'
+    """
+    full = int(share * width)
+    return f"{'█' * full}{'░' * (width - full)} {share * 100:3.0f} %"
+
+
+def uptime(seconds: float) -> str:
+    """Return a time span in its two largest units.
+
+    >>> uptime(59), uptime(3725), uptime(190000)
+    ('59 s', '1 h 2 m', '2 d 4 h')
+    """
+    units = [("d", 86400), ("h", 3600), ("m", 60), ("s", 1)]
+    parts: list[str] = []
+    left = int(seconds)
+    for name, length in units:
+        if left >= length or parts:
+            parts.append(f"{left // length} {name}")
+            left %= length
+    return " ".join(parts[:2]) or "0 s"
+
+
+def _engine(sample: Sample, rates: Rates, history: Sequence[float], rows: int) -> list[RenderableType]:
+    errors = [Text(f"  {error}", style="red") for error in sample.errors]
+    if sample.desk is None:
+        return [Text(sample.target, style="bold red"), *errors]
+    tables = [_ranks(sample), *(draw(sample, rows) for draw in (_peers, _reads, _leases, _failures))]
+    head = [_title(sample, sample.desk), *errors, _numbers(sample, rates, history)]
+    return [*head, *(table for table in tables if table is not None)]
+
+
+def _title(sample: Sample, desk: Status) -> Text:
+    model = desk.facts.get("info.model", "")
+    facts = [sample.target, f"kvplan {desk.version}", f"up {uptime(desk.uptime_s)}", *([model] if model else [])]
+    return Text.assemble((desk.engine_id, "bold"), "  ", ("  ".join(facts), "dim"))
+
+
+def _numbers(sample: Sample, rates: Rates, history: Sequence[float]) -> RenderableType:
+    """Return the line of numbers; what does not fit goes to a second line, number by number."""
+    values = sample.values
+    parts = [
+        (f"{rates.gigabytes:.2f} GB/s", "bold cyan"), (f"{rates.reads:.1f} reads/s", ""),
+        (f"{int(values['transfers_in_flight'])} transfers in flight", ""),
+        (f"{sample.requests('live_offers'):,} leases", ""),
+        (f"{sample.requests('reads_received'):,} received", "green"),
+        (f"{sample.requests('reads_failed'):,} failed", "bold red" if values["reads_failed"] else "dim"),
+        (f"{sample.requests('expiries'):,} expired", "red" if values["expiries"] else "dim"),
+    ]  # fmt: skip
+    middle, slow = (quantile(values, "read_seconds", share) for share in (0.5, 0.99))
+    if middle is not None and slow is not None:
+        parts.append((f"p50 <= {duration(middle)}, p99 <= {duration(slow)}", ""))
+    if len(history) > 1:
+        parts.append((sparkline(history), "cyan"))
+    line = Columns([Text(words, style=style, no_wrap=True) for words, style in parts], padding=(0, 3))
+    return Padding(line, (0, 0, 0, 2))
+
+
+def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=True)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="ellipsis", no_wrap=True)
+    return table
+
+
+def _ranks(sample: Sample) -> Table:
+    numbers = ("bytes in", "reads", "failed", "in flight", "leases", "refused", "parked", "staging", "errors")
+    table = _table("Ranks", "rank", "process", "up", "transport", *numbers, right=numbers)
+    for status in sample.ranks:
+        get = status.values.get
+        errors = get("loop_errors", 0) + get("overloads", 0) + get("malformed_messages", 0)
+        table.add_row(
+            str(status.rank), Text(f"{status.host}:{status.pid}"), uptime(status.uptime_s), Text(status.transport),
+            size(get("transferred_bytes", 0)), f"{get('reads_received', 0):,.0f}",
+            f"{get('reads_failed', 0):,.0f}", f"{get('transfers_in_flight', 0):,.0f}", f"{get('live_offers', 0):,.0f}",
+            f"{get('claims_refused', 0):,.0f}", f"{get('parked_messages', 0):,.0f}", size(get("staging_bytes", 0)),
+            Text(f"{errors:,.0f}", style="red" if errors else ""),
+        )  # fmt: skip
+    return table
+
+
+def _peers(sample: Sample, rows: int) -> Table | None:
+    peers = merged_peers(sample.ranks)
+    if not peers:
+        return None
+    numbers = ("reading", "received", "failed", "bytes")
+    table = _table(_counted("Peers", len(peers), rows), "engine", "front desk", "state", *numbers, "", right=numbers)
+    for peer in peers[:rows]:
+        table.add_row(
+            Text(peer.engine_id), Text(peer.address), _state(peer.state), f"{peer.num_reads:,}",
+            f"{peer.reads_received:,}", f"{peer.reads_failed:,}", size(peer.received_bytes), Text(peer.detail),
+        )  # fmt: skip
+    return table
+
+
+def _reads(sample: Sample, rows: int) -> Table | None:
+    reads = merged_reads(sample.ranks)
+    if not reads:
+        return None
+    title = _counted("Transfers in flight", len(reads), rows)
+    table = _table(title, "request", "from", "state", "waits for", "ranks", "age", "bytes", "", right=("age", "bytes"))
+    for read in reads[:rows]:
+        table.add_row(
+            Text(read.request_id), Text(read.engine_id), _state(read.state), Text(read.waits_for), str(read.num_ranks),
+            duration(read.age_s), size(read.num_bytes) if read.num_bytes else "",
+            bar(read.arrived_bytes / read.num_bytes) if read.num_bytes else "",
+        )  # fmt: skip
+    return table
+
+
+def _leases(sample: Sample, rows: int) -> Table | None:
+    leases = merged_leases(sample.ranks)
+    if not leases:
+        return None
+    title = _counted("Leases", len(leases), rows)
+    table = _table(title, "request", "state", "reader", "ranks", "left", right=("left",))
+    for lease in leases[:rows]:
+        reader = Text(lease.reader or "nobody yet", style="" if lease.reader else "dim")
+        table.add_row(Text(lease.request_id), _state(lease.state), reader, str(lease.num_ranks), duration(lease.left_s))
+    return table
+
+
+def _failures(sample: Sample, rows: int) -> Table | None:
+    failures = merged_failures(sample.ranks)
+    if not failures:
+        return None
+    title = _counted("Latest failures", len(failures), rows)
+    table = _table(title, "ago", "request", "from", "reason", "detail", right=("ago",))
+    for line, _ in failures[:rows]:
+        table.add_row(
+            duration(line.age_s) if line.age_s < 60 else uptime(line.age_s), Text(line.request_id),
+            Text(line.engine_id), Text(line.reason, style="red"), Text(line.detail),
+        )  # fmt: skip
+    return table
+
+
+def _state(state: str) -> Text:
+    return Text(state, style=STATE_STYLES.get(state, ""))
+
+
+def _counted(title: str, count: int, rows: int) -> str:
+    return f"{title} ({count})" if count <= rows else f"{title} ({rows} of {count})"
