@@ -135,7 +135,7 @@ def test_t40_done_before_registration_is_kept_and_applied(desk):
 def test_t40_readers_are_counted_by_the_election_not_by_rank_count():
     desk = Desk(p_parallel=8, rank=0, total=4)
     desk.introduce(parallel=2)
-    readers = desk.producer._readers["D"]
+    readers = desk.producer._readers("D")
     desk.offer()
     assert len(readers) == 1
     (reader,) = readers
@@ -394,6 +394,15 @@ def test_f16_an_introduction_with_an_unsound_or_unfit_layout_is_refused(desk):
 
 def _fields(struct):
     return {name: getattr(struct, name) for name in struct.__struct_fields__}
+
+
+def test_t46b_an_engine_that_is_known_is_not_replaced_by_one_of_its_name(desk):
+    assert isinstance(desk.introduce()[0], Introduced)
+    (answer,) = desk.introduce(parallel=2)
+    assert isinstance(answer, IntroduceRefused)
+    assert "another layout" in answer.detail
+    desk.offer()
+    granted(desk.claim(3))
 
 
 def test_a_message_that_is_not_for_a_producer_is_counted(desk):

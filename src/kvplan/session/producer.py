@@ -18,6 +18,7 @@ from kvplan.session.offers import OfferBook, OfferKey
 from kvplan.session.salt import election_salt
 from kvplan.session.worker import AT_ONCE
 from kvplan.wire.digests import Digest
+from kvplan.wire.fingerprint import layout_digest
 from kvplan.wire.layouts import from_body
 from kvplan.wire.messages import (
     Claim,
@@ -43,7 +44,7 @@ from kvplan.wire.messages import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from kvplan.planner import EngineLayout
+    from kvplan.planner import Election, EngineLayout
     from kvplan.session.config import Identity, SessionConfig
     from kvplan.session.nouns import Offer
     from kvplan.session.stats import Stats
@@ -58,6 +59,15 @@ class Answer(NamedTuple):
 
     route: bytes
     message: Message
+
+
+class _Known(NamedTuple):
+    """A reading engine that has introduced itself."""
+
+    digest: str
+    """Of its layout, which never changes while its id lives."""
+    layout: EngineLayout
+    election: Election
 
 
 class _Parked(NamedTuple):
@@ -77,7 +87,7 @@ class Producer:
         self._config = config
         self._stats = stats
         self._own: EngineLayout | None = None
-        self._readers: OrderedDict[str, frozenset[int]] = OrderedDict()
+        self._known: OrderedDict[str, _Known] = OrderedDict()
         self._parked: OrderedDict[tuple[OfferKey, Party, type, str], _Parked] = OrderedDict()
         self._closing = False
         self.offers = OfferBook(config=config, stats=stats)
@@ -157,17 +167,27 @@ class Producer:
             return _unwelcome(message, "engine_restarted", detail)
         if self._own is None:
             return _unwelcome(message, "not_ready", "this rank does not know its own engine's layout yet")
-        try:
-            reading = from_body(message.engine_id, message.layout)
-            election = elect(self._own, reading, salt=election_salt(message.engine_id))
-        except (WireError, PlanError, MemoryError) as error:
-            return _unwelcome(message, "incompatible", str(error)[:4000])
-        self._readers[message.engine_id] = frozenset(election.readers[me.rank])
-        self._readers.move_to_end(message.engine_id)
-        self._digests.know(self._own, reading, election)
-        while len(self._readers) > self._config.max_peers:
-            self._readers.popitem(last=False)
+        digest = layout_digest(message.layout)
+        known = self._known.get(message.engine_id)
+        if known is not None and known.digest != digest:
+            return _unwelcome(message, "incompatible", "an engine of that id is known here with another layout")
+        if known is None:
+            try:
+                reading = from_body(message.engine_id, message.layout)
+                known = _Known(digest, reading, elect(self._own, reading, salt=election_salt(message.engine_id)))
+            except (WireError, PlanError, MemoryError) as error:
+                return _unwelcome(message, "incompatible", str(error)[:4000])
+        self._known[message.engine_id] = known
+        self._known.move_to_end(message.engine_id)
+        self._digests.know(self._own, known.layout, known.election)
+        while len(self._known) > self._config.max_peers:
+            self._known.popitem(last=False)
         return Introduced(producer=me, engine_id=message.engine_id)
+
+    def _readers(self, engine_id: str) -> frozenset[int] | None:
+        """Return which ranks of an engine read from this one; None when it has not introduced itself."""
+        known = self._known.get(engine_id)
+        return frozenset(known.election.readers[self._identity.rank]) if known else None
 
     def _claims(self, route: bytes, message: Claim, now: float) -> Iterable[GrantItem | RefusalItem]:
         for item in message.items:
@@ -176,7 +196,7 @@ class Producer:
                 yield answer
 
     def _claim(self, route: bytes, reader: Party, item: ClaimItem, now: float) -> GrantItem | RefusalItem | None:
-        readers = self._readers.get(reader.engine_id)
+        readers = self._readers(reader.engine_id)
         if readers is None:
             return _refuse(item, "not_introduced")
         key = OfferKey(item.request_id, item.generation)
@@ -201,7 +221,7 @@ class Producer:
             if self._may_come(item):
                 self._park(route, message.reader, item, now)
             else:
-                self.offers.done(message.reader, item, self._readers.get(message.reader.engine_id, NO_READERS))
+                self.offers.done(message.reader, item, self._readers(message.reader.engine_id) or NO_READERS)
         return DoneAck(reader=message.reader, items=message.items)
 
     def _release(self, route: bytes, message: Release, now: float) -> Released:
@@ -230,7 +250,7 @@ class Producer:
         item = parked.item
         key = OfferKey(item.request_id, item.generation)
         self._parked.pop((key, parked.reader, type(item), getattr(item, "ticket", "")), None)
-        readers = self._readers.get(parked.reader.engine_id, NO_READERS)
+        readers = self._readers(parked.reader.engine_id) or NO_READERS
         if isinstance(item, ClaimItem):
             answer = self._claim(parked.route, parked.reader, item, now)
             return _bundled(parked.route, parked.reader, [answer] if answer else [])
