@@ -13,6 +13,7 @@ from kvplan.session import Identity, Offer, ReadRequest, RemoteRef, SessionConfi
 from kvplan.session.consumer import Consumer
 from kvplan.session.producer import Producer
 from kvplan.session.stats import Stats
+from kvplan.session.worker import Hands, at_once
 from kvplan.testing.clock import FakeClock
 from kvplan.testing.oracle import UNTOUCHED, check_moved, write_coordinates
 from kvplan.testing.strategies import engine
@@ -21,7 +22,7 @@ from kvplan.transport.memory import MemoryTransport
 from kvplan.wire.addresses import Address
 from kvplan.wire.codec import decode, encode
 from kvplan.wire.layouts import to_body
-from kvplan.wire.messages import Hello, HelloRequest, NotReady, RankCard
+from kvplan.wire.messages import FEATURES, Hello, HelloRequest, NotReady, RankCard
 from tests.session.engines import COMPATIBILITY, D_SHAPE, NUM_BLOCKS, P_SHAPE, TOTAL_HEADS, in_memory
 
 HOST = "127.0.0.1"
@@ -37,11 +38,14 @@ class Rank:
         self.transport = MemoryTransport(on_post=self._on_post)
         self.transport.register([MemoryRange(held.ctypes.data, held.nbytes) for held in memory.bytes])
         identity = Identity(engine_name, index, num_ranks, compatibility)
-        self.producer = Producer(identity=identity, config=config, stats=self.stats)
+        self.submit = at_once
+        """Does what takes long; a test may keep it waiting, or have no room for it."""
+        hands = Hands(lambda job: self.submit(job))
+        self.producer = Producer(identity=identity, config=config, stats=self.stats, hands=hands)
         self.consumer = Consumer(
             identity=identity, layout=memory.rank, config=config, stats=self.stats, transport=self.transport,
             send=lambda to, message: town.post(self, to, message),
-            hang_up=lambda to: None,
+            hang_up=lambda to: None, hands=hands,
         )  # fmt: skip
         self.on_post = None
         self.results = {"sent": [], "received": [], "failed": {}}
@@ -82,6 +86,7 @@ class Engine:
             compatibility=self.compatibility,
             layout=to_body(self.layout),
             ranks=tuple(RankCard(str(rank.address), "memory", rank.transport.metadata()) for rank in self.ranks),
+            features=FEATURES,
         )
         for rank in self.ranks:
             rank.producer.learn_own(self.layout)

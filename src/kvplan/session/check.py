@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvplan.errors import UnsupportedError
 from kvplan.session.descent import Descent
 from kvplan.session.digest import Share, check_host_memory, spot
+from kvplan.session.lifecycle import LinkState
 from kvplan.session.nouns import Failure
 
 if TYPE_CHECKING:
@@ -73,8 +74,14 @@ class Check:
 
     @property
     def needs_theirs(self) -> bool:
-        """Whether the producer is to be asked, or asked again."""
-        return not (self.is_over or self.descent.is_over) and self.theirs is None
+        """Whether the producer is to be asked, or asked again; a rank that does not know us would only say so."""
+        known = self.source.link.state is LinkState.READY
+        return known and not (self.is_over or self.descent.is_over) and self.theirs is None
+
+    @property
+    def needs_anything(self) -> bool:
+        """Whether there is something to do that no answer or result must come before."""
+        return self.needs_name or self.needs_ours or self.needs_theirs
 
     def step(self) -> None:
         """Go on to the next question when both sides have answered the present one."""

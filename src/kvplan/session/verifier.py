@@ -114,8 +114,7 @@ class Verifier:
             return -math.inf
         times = [inquiry.ends_at for inquiry in self._inquiries.values()]
         for inquiry in self._inquiries.values():
-            waiting = (check for check in inquiry.checks if check.needs_name or check.needs_ours or check.needs_theirs)
-            times.extend(check.ask_at for check in waiting)
+            times.extend(check.ask_at for check in inquiry.checks if check.needs_anything)
         return min(times, default=math.inf)
 
     def drop(self, read: Read) -> None:
@@ -127,7 +126,7 @@ class Verifier:
     def _advance(self, check: Check, now: float) -> None:
         """Do what a check needs next, unless that has been tried just now."""
         check.step()
-        if check.ask_at > now:
+        if check.ask_at > now or not check.needs_anything:
             return
         scope = check.descent.scope
         if check.needs_theirs:
@@ -163,6 +162,7 @@ class Verifier:
         if message.reason == "not_introduced":
             if check.source.link.state is LinkState.READY:
                 check.source.link.reset(now)
+            check.ask_at = -math.inf
         elif message.reason == "not_claimed":
             check.failure = Failure("lease_lost", detail)
         elif message.reason != "overloaded":
