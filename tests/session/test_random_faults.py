@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from kvplan.planner import BlockTable
 from kvplan.testing.oracle import elements
 from kvplan.transport.base import State
-from tests.session.engines import D_SHAPE, NUM_BLOCKS, P_SHAPE
+from tests.session.engines import NUM_BLOCKS, P_SHAPE
 from tests.session.town import Town
 
 TOKENS = 12
@@ -74,13 +74,16 @@ class Faults(RuleBasedStateMachine):
         left = [block for block in range(NUM_BLOCKS) if block not in used]
         return left[:count] if len(left) >= count else None
 
-    @rule(lease_s=st.sampled_from([0.0, 3.0]), shuffle=st.randoms(use_true_random=False))
-    def offer(self, lease_s, shuffle):
+    @rule(lease_s=st.sampled_from([0.0, 3.0]), order=st.permutations(range(P_BLOCKS)))
+    def offer_for_later(self, lease_s, order):
+        self.offer(lease_s, order)
+
+    def offer(self, lease_s, order):
         mine = [ids for engine, ids, _ in self.offers.values() if engine is self.prefill]
         ids = self.free(mine, P_BLOCKS)
         if ids is None:
             return
-        shuffle.shuffle(ids)
+        ids = [ids[i] for i in order]
         self.next += 1
         name = f"X{self.next}"
         tables = (BlockTable(0, tuple(ids)),)
@@ -89,6 +92,9 @@ class Faults(RuleBasedStateMachine):
         self.references.append(self.prefill.offer(name, tables, TOKENS, lease_s=lease_s))
 
     @rule(which=st.integers(0, 9), hold=st.lists(st.booleans(), min_size=3, max_size=3))
+    def read_again(self, which, hold):
+        self.read(which, hold)
+
     def read(self, which, hold):
         ids = self.free([ids for ids, _ in self.reads.values()], D_BLOCKS)
         if not self.references or ids is None:
@@ -102,6 +108,28 @@ class Faults(RuleBasedStateMachine):
         for memory in self.decode.memories:
             fill_blocks(memory, ids, 0)
         self.decode.read(name, remote, (BlockTable(0, tuple(ids)),))
+
+    @rule(
+        hold=st.sampled_from([[False] * 3, [True] * 3, [False, True, True]]), seconds=st.sampled_from([0.0, 0.0, 6.0])
+    )
+    def request(self, hold, seconds):
+        """Offer and read at once: the usual way, which most of the other rules disturb."""
+        before = self.next
+        self.offer(lease_s=0.0, order=range(P_BLOCKS))
+        if self.next > before:
+            self.read(which=0, hold=hold)
+            self.town.run(seconds, step_s=1.0)
+
+    @rule(seconds=st.sampled_from([21.0, 31.0]))
+    def be_cut_off(self, seconds):
+        """Nothing but bytes gets through for longer than a lease, and the bytes come last."""
+        self.lossy = dict.fromkeys(MESSAGES, 0)
+        self.town.run(seconds, step_s=1.0)
+        self.collect()
+        for rank in self.decode.ranks:
+            for handle in rank.transport.pending():
+                rank.transport.complete(handle)
+        self.lossy = {}
 
     @rule(which=st.integers(0, 9))
     def release(self, which):
