@@ -152,19 +152,23 @@ def merged_leases(ranks: Iterable[Status]) -> list[Lease]:
 
 
 def merged_peers(ranks: Sequence[Status]) -> list[Peer]:
-    """Return the remote engines, those with most bytes first; the worst state of any rank counts."""
-    values: Counter[str] = Counter()
+    """Return the remote engines, those with most bytes first; the worst state of any rank counts.
+
+    Every rank has its part in each read: so reads are the most that any rank counts, and bytes are added up.
+    """
     groups: dict[tuple[str, str], list[PeerLine]] = {}
     for status in ranks:
-        values.update({name: value for name, value in status.values.items() if name.startswith("peer_")})
         for line in status.peers:
             groups.setdefault((line.engine_id, line.address), []).append(line)
     found = []
     for (engine_id, address), lines in groups.items():
         worst = max(lines, key=lambda line: _BADNESS.get(line.state, 0))
-        counts = (int(values[f"{name}.{address}"]) for name in _PEER_COUNTERS)
+        received, failed, num_bytes = (
+            [int(status.values.get(f"{name}.{address}", 0)) for status in ranks] for name in _PEER_COUNTERS
+        )
         num_reads = max(line.num_reads for line in lines)
-        found.append(Peer(engine_id, address, worst.state, worst.detail, num_reads, *counts))
+        counts = (num_reads, max(received), max(failed), sum(num_bytes))
+        found.append(Peer(engine_id, address, worst.state, worst.detail, *counts))
     return sorted(found, key=lambda peer: (-peer.received_bytes, peer.engine_id))
 
 

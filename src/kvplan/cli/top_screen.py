@@ -27,6 +27,8 @@ STATE_STYLES = {
     "waiting": "yellow", "reading": "cyan", "draining": "red",
     "open": "yellow", "claimed": "cyan", "closing": "magenta",
 }  # fmt: skip
+SENTENCES = ("detail", "why")
+"""Columns that wrap; the others keep their width."""
 BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -56,6 +58,15 @@ def bar(share: float, width: int = 12) -> str:
     """
     full = int(share * width)
     return f"{'█' * full}{'░' * (width - full)} {share * 100:3.0f} %"
+
+
+def speed(gigabytes: float) -> str:
+    """Return bytes a second.
+
+    >>> speed(12.34), speed(0.0021)
+    ('12.34 GB/s', '2.10 MB/s')
+    """
+    return f"{gigabytes:.2f} GB/s" if gigabytes >= 0.1 or not gigabytes else f"{gigabytes * 1e3:.2f} MB/s"
 
 
 def uptime(seconds: float) -> str:
@@ -93,7 +104,7 @@ def _numbers(sample: Sample, rates: Rates, history: Sequence[float]) -> Renderab
     """Return the line of numbers; what does not fit goes to a second line, number by number."""
     values = sample.values
     parts = [
-        (f"{rates.gigabytes:.2f} GB/s", "bold cyan"), (f"{rates.reads:.1f} reads/s", ""),
+        (speed(rates.gigabytes), "bold cyan"), (f"{rates.reads:.1f} reads/s", ""),
         (f"{int(values['transfers_in_flight'])} transfers in flight", ""),
         (f"{sample.requests('live_offers'):,} leases", ""),
         (f"{sample.requests('reads_received'):,} received", "green"),
@@ -110,9 +121,9 @@ def _numbers(sample: Sample, rates: Rates, history: Sequence[float]) -> Renderab
 
 
 def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=True)
+    table = Table(title=title, title_justify="left", title_style="bold blue", box=box.SIMPLE_HEAD, show_edge=False)
     for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", overflow="ellipsis", no_wrap=True)
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=name not in SENTENCES)
     return table
 
 
@@ -137,11 +148,12 @@ def _peers(sample: Sample, rows: int) -> Table | None:
     if not peers:
         return None
     numbers = ("reading", "received", "failed", "bytes")
-    table = _table(_counted("Peers", len(peers), rows), "engine", "front desk", "state", *numbers, "", right=numbers)
+    why = ("why",) if any(peer.detail for peer in peers[:rows]) else ()
+    table = _table(_counted("Peers", len(peers), rows), "engine", "front desk", "state", *numbers, *why, right=numbers)
     for peer in peers[:rows]:
         table.add_row(
             Text(peer.engine_id), Text(peer.address), _state(peer.state), f"{peer.num_reads:,}",
-            f"{peer.reads_received:,}", f"{peer.reads_failed:,}", size(peer.received_bytes), Text(peer.detail),
+            f"{peer.reads_received:,}", f"{peer.reads_failed:,}", size(peer.received_bytes), *([Text(peer.detail)] if why else []),
         )  # fmt: skip
     return table
 
@@ -156,7 +168,7 @@ def _reads(sample: Sample, rows: int) -> Table | None:
         table.add_row(
             Text(read.request_id), Text(read.engine_id), _state(read.state), Text(read.waits_for), str(read.num_ranks),
             duration(read.age_s), size(read.num_bytes) if read.num_bytes else "",
-            bar(read.arrived_bytes / read.num_bytes) if read.num_bytes else "",
+            Text(bar(read.arrived_bytes / read.num_bytes) if read.num_bytes else "", style="cyan"),
         )  # fmt: skip
     return table
 
