@@ -1,0 +1,146 @@
+"""Engines in processes of their own, each with its front desk and ranks: what dies with -9 and stops with SIGSTOP.
+
+Children are started by ``spawn``: they share nothing with the test but their pipe. Each carries out one command at a
+time and answers with its value or its error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from pathlib import Path
+
+from kvplan.planner import BlockTable
+from kvplan.transport import create
+from tests.session.engines import QUICK, Engine
+
+ANSWER_S = 60.0
+
+
+def serve(pipe, name, shape, transport, options):
+    """Carry out commands in the child until it is told to stop, or the parent is gone."""
+    engine = Engine(name, shape, make_transport=lambda: create(transport), **options)
+    engine.start()
+    pipe.send((True, engine.desk.port))
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            method, arguments, keywords = pipe.recv()
+            if method == "stop":
+                break
+            try:
+                pipe.send((True, COMMANDS.get(method, _call(method))(engine, *arguments, **keywords)))
+            except Exception:  # noqa: BLE001 - it is told to the parent, whose test fails
+                pipe.send((False, traceback.format_exc()))
+    engine.close()
+
+
+def _call(method):
+    return lambda engine, *arguments, **keywords: getattr(engine, method)(*arguments, **keywords)
+
+
+def _scribble(engine, tables, value=0x55):
+    """Write over a request's blocks, as a later request would."""
+    for memory in engine.memories:
+        for region, held in zip(memory.rank.regions, memory.bytes, strict=True):
+            for block in tables[0].block_ids:
+                held[block * region.block_stride_bytes : (block + 1) * region.block_stride_bytes] = value
+
+
+def _health(engine):
+    """Threads that live, and unexpected errors."""
+    return {
+        "threads": sum(loop._thread.is_alive() for session in engine.sessions for loop in session._loops),
+        "loop_errors": engine.total("loop_errors"),
+        "live_offers": engine.total("live_offers"),
+        "live_reads": engine.total("live_reads"),
+        "quarantined": engine.total("quarantined_reads"),
+        "resident_kib": int(Path("/proc/self/statm").read_text().split()[1]) * 4,
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+    }
+
+
+def _each(method):
+    """Call a method of every rank's session."""
+
+    def call(engine, *arguments):
+        for session in engine.sessions:
+            getattr(session, method)(*arguments)
+
+    return call
+
+
+COMMANDS = {
+    "cancel": _each("cancel"),
+    "health": _health,
+    "read_many": lambda engine, reads: [engine.read(*read) for read in reads],
+    "renew": _each("renew"),
+    "scribble": _scribble,
+    "withdraw": _each("withdraw"),
+}
+
+
+class EngineProcess:
+    """One engine in a process of its own; methods of ``Engine`` are called by name."""
+
+    def __init__(self, name, shape, *, transport="nixl", config=QUICK, **options):
+        self.name, self.block_size = name, shape.block_size
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(
+            target=serve, args=(theirs, name, shape, transport, {"config": config, **options}), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        self.port = self._answer()
+
+    def call(self, method, *arguments, **keywords):
+        self._pipe.send((method, arguments, keywords))
+        return self._answer()
+
+    def _answer(self):
+        if not self._pipe.poll(ANSWER_S):
+            raise TimeoutError(f"{self.name} does not answer")
+        good, value = self._pipe.recv()
+        if not good:
+            raise AssertionError(f"{self.name}: {value}")
+        return value
+
+    def table(self, num_tokens, *, first_block=1):
+        return (BlockTable(0, tuple(range(first_block, first_block - -num_tokens // self.block_size))),)
+
+    def kill(self):
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join()
+
+    @contextlib.contextmanager
+    def frozen(self):
+        os.kill(self.process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.process.pid, signal.SIGCONT)
+
+    def wait(self, method, *arguments, bound_s=15.0):
+        """Call a method until it gives something; fail after the bound."""
+        ends_at = time.monotonic() + bound_s
+        while True:
+            value = self.call(method, *arguments)
+            if value:
+                return value
+            if time.monotonic() > ends_at:
+                raise AssertionError(f"{self.name}.{method}{arguments} did not come true within {bound_s} s")
+            time.sleep(0.003)
+
+    def close(self):
+        if self.process.is_alive():
+            with contextlib.suppress(BrokenPipeError, OSError):
+                self._pipe.send(("stop", (), {}))
+            self.process.join(10)
+            if self.process.is_alive():
+                self.kill()
+        self._pipe.close()
+        self.process.close()
