@@ -101,7 +101,7 @@ def palette(count: int) -> list[str]:
     """Return distinct colours, neighbours far apart in hue.
 
     >>> palette(2)
-    ['#2c6fbe', '#be7b2c']
+    ['#2d70be', '#be7a2d']
     """
     step = next((step for step in (5, 7, 3) if count % step and count > step), 1)
     hues = [(212 / 360 + i * step % count / count) % 1 for i in range(count)]
