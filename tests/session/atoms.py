@@ -5,6 +5,7 @@ It is what verification is measured against: which atom is the first wrong one, 
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from typing import NamedTuple
 
@@ -19,6 +20,11 @@ class Key(NamedTuple):
     component: str
     coordinates: tuple[tuple[str, int], ...]
     """By name, the token or block last."""
+
+
+def content(key, num_bytes):
+    """Return the bytes that an atom of that name holds: in every process the same."""
+    return hashlib.shake_128(repr(key).encode()).digest(num_bytes)
 
 
 def fine_components(*engines):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib.util import find_spec
 
 import pytest
 
@@ -18,9 +19,9 @@ def ident(knobs):
     return "-".join(f"{k['tp']}x{k['block_size']}{k['kv_layout'][0]}{k['kv_packing'][0]}" for k in knobs)
 
 
-def caught_and_named(knobs, kinds, seed):
+def caught_and_named(knobs, kinds, seed, transport="memory"):
     """Read right, then wrong in each way, then right again."""
-    with world(*knobs, seed=seed) as w:
+    with world(*knobs, seed=seed, transport=transport) as w:
         ranks = len(w.decode.sessions)
         assert w.read() == ["received"] * ranks
         assert not any(w.wrong(rank) for rank in range(ranks))
@@ -46,6 +47,18 @@ def test_a_wrong_byte_is_caught_and_named(index):
 @pytest.mark.parametrize("index", range(len(COMBINATIONS)), ids=[ident(knobs) for knobs in COMBINATIONS])
 def test_every_kind_of_wrong_bytes_is_caught_and_named_in_every_combination(index):
     caught_and_named(COMBINATIONS[index], KINDS, seed=index)
+
+
+nixl = pytest.param(
+    "nixl",
+    marks=[pytest.mark.nixl, pytest.mark.skipif(find_spec("nixl_cu12") is None, reason="needs the package nixl-cu12")],
+)
+
+
+@pytest.mark.parametrize("transport", ["cma", nixl])
+@pytest.mark.parametrize("index", [7, 16], ids=lambda index: ident(SOME[index]))
+def test_wrong_bytes_between_processes_are_caught_and_named(transport, index):
+    caught_and_named(SOME[index], KINDS, seed=index, transport=transport)
 
 
 CLEAN = [SOME[3], SOME[9], SOME[13], SOME[16]]

@@ -10,10 +10,11 @@ import re
 from contextlib import contextmanager
 
 from kvplan.testing.corruption import CorruptingTransport
-from kvplan.transport.memory import MemoryTransport
-from tests.session.atoms import atoms_of, fine_components
+from kvplan.transport import create
+from tests.session.atoms import atoms_of, content, fine_components
 from tests.session.engines import QUICK, Engine, wait_until
 from tests.session.hybrids import declared, tables
+from tests.session.prefill_process import PrefillProcess, fill
 
 VERIFY = dataclasses.replace(QUICK, verify_rate=1.0, verify_timeout_s=8.0)
 NUM_TOKENS = 130
@@ -42,32 +43,27 @@ def combinations():
         )
 
 
-def view(address, num_bytes):
-    """Return writable memory of this process."""
-    return (ctypes.c_uint8 * num_bytes).from_address(address)
-
-
 class World:
-    """A prefill and a decode engine of the same hybrid model, with random content."""
+    """A prefill and a decode engine of the same hybrid model; in two processes unless the transport is "memory"."""
 
-    def __init__(self, prefill_knobs, decode_knobs, *, make_transport=MemoryTransport, seed=0, first_token=0,
-                 config=VERIFY):  # fmt: skip
+    def __init__(self, prefill_knobs, decode_knobs, *, transport="memory", seed=0, first_token=0, config=VERIFY):
         self.random = random.Random(seed)
         (p_layout, p_block), (d_layout, d_block) = declared("prefill-0", **prefill_knobs), declared(
             "decode-0", **decode_knobs)  # fmt: skip
-        options = {"config": config, "make_transport": lambda: CorruptingTransport(make_transport())}
-        self.prefill = Engine("prefill-0", None, layout=p_layout, **options)
+        options = {"config": config, "make_transport": lambda: CorruptingTransport(create(transport))}
         self.decode = Engine("decode-0", None, layout=d_layout, **options)
         self.source = tables(NUM_TOKENS, p_block)
         self.destination = tables(NUM_TOKENS, d_block, first_block=2, first_token=first_token * d_block)
         fine = fine_components(p_layout, d_layout)
+        if transport == "memory":
+            self.prefill = Engine("prefill-0", None, layout=p_layout, **options)
+            fill(self.prefill.memories, self.source, NUM_TOKENS, fine)
+        else:
+            self.prefill = PrefillProcess(
+                prefill_knobs, decode_knobs, transport=transport, num_tokens=NUM_TOKENS, config=config
+            )
         self.here = [atoms_of(m.rank, self.source, NUM_TOKENS, fine) for m in self.prefill.memories]
         self.there = [atoms_of(m.rank, self.destination, NUM_TOKENS, fine) for m in self.decode.memories]
-        self.content = {}
-        for atoms in self.here:
-            for key, (address, size) in atoms.items():
-                value = self.content.setdefault(key, self.random.randbytes(size))
-                view(address, size)[:] = value
         self.num_reads = 0
 
     def read(self):
@@ -113,8 +109,8 @@ class World:
     def wrong(self, rank):
         """Return the keys of a rank's atoms that do not hold their content, in the order in which people are told."""
         places = {item.key: i for i, item in enumerate(self.decode.memories[rank].rank.components)}
-        held = {key: bytes(view(*place)) for key, place in self.there[rank].items()}
-        bad = [key for key, value in held.items() if value != self.content[key]]
+        held = {key: ctypes.string_at(*place) for key, place in self.there[rank].items()}
+        bad = [key for key, value in held.items() if value != content(key, len(value))]
         return sorted(bad, key=lambda key: (places[key[:2]], [x for _, x in key.coordinates]))
 
     def check_named(self, rank):
