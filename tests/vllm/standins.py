@@ -114,15 +114,18 @@ def cache_config(groups, num_blocks, *, layout="LBHNC"):
     """
     pages = [spec.page_size_bytes for _, spec in groups]
     page, depth = max(pages), max(len(names) for names, _ in groups)
-    outermost = layout.startswith("B")
+    row = page // groups[0][1].num_heads
+    layer_stride, block_stride = {
+        "LBHNC": (page * num_blocks, page),
+        "LBNHC": (page * num_blocks, page),
+        "LHBNC": (page * num_blocks, row),
+        "BLHNC": (page, page * depth),
+        "BLNHC": (page, page * depth),
+        "BHLNC": (row, page * depth),
+    }[layout]
     size = page * num_blocks * depth
     tensors = [
-        KVCacheTensor(
-            size=size,
-            layers=list(names),
-            layer_stride=page if outermost else page * num_blocks,
-            block_stride=page * depth if outermost else page,
-        )
+        KVCacheTensor(size=size, layers=list(names), layer_stride=layer_stride, block_stride=block_stride)
         for names, _ in groups
     ]
     specs = [KVCacheGroupSpec(layer_names=list(names), kv_cache_spec=spec) for names, spec in groups]

@@ -69,6 +69,8 @@ def attention_blocks(cache: LayerCache, layer: Attention, place: Place, shape: B
             f"[{heads[0]}, {heads[1]}) of {layer.num_kv_heads}"
         )
     _check_tokens(cache, shape)
+    if (cache.shape[1] - 1) * cache.stride_bytes[1] >= cache.block_stride_bytes:
+        raise cache.refuse("its heads lie outside its blocks; layouts with the block outside the heads work (HND, NHD)")
     if cache.backend in CPU_BACKENDS:
         packing = _cpu_packing(cache, layer)
     elif cache.backend in PLAIN_BACKENDS:
