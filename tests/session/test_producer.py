@@ -348,6 +348,18 @@ def test_f9_a_withdrawn_offer_that_nobody_reads_is_free_at_once(desk):
     assert refused(desk.claim()) == "withdrawn"
 
 
+@pytest.mark.parametrize("how", ["withdraw", "release"])
+def test_an_offer_that_is_shut_between_its_readers_is_free_at_once(desk, how):
+    desk.offer()
+    desk.claim(0)
+    desk.done(0)
+    if how == "withdraw":
+        desk.producer.withdraw("X")
+    else:
+        desk.release()
+    assert desk.sent() == {"X"}
+
+
 def test_tables_that_are_not_those_that_were_offered_are_refused(desk):
     desk.offer()
     assert refused(desk.claim(digest=tables_digest((BlockTable(0, (7, 3, 8)),), 10))) == "tables_differ"

@@ -198,6 +198,8 @@ class OfferBook:
         entry = self._entries[key]
         entry.shut_because = entry.shut_because or reason
         self._step(key, OfferEvent.SHUT, entry.shut_because)
+        if entry.state is OfferState.CLOSING and not entry.claimed:
+            self._step(key, OfferEvent.LAST_DONE, entry.shut_because)
 
     def _step(self, key: OfferKey, event: OfferEvent, reason: str) -> None:
         entry = self._entries[key]
