@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Descriptors:
-    """Runs bound to blocks: what a transport takes. Three uint64 arrays of one length, absolute addresses, bytes."""
+    """Runs bound to blocks: what a transport takes. Three uint64 arrays of one length, absolute addresses, bytes.
+
+    Where all runs are equally long, ``num_bytes`` may be one number seen n times (stride 0, read-only).
+    """
 
     source_address: NDArray[np.uint64]
     destination_address: NDArray[np.uint64]
@@ -132,7 +135,7 @@ def _coalesced(runs: _Bound) -> _Bound:
     if len(runs.num_bytes) < 2:
         return runs
     if not (runs.source[1:] > runs.source[:-1]).all():
-        order = np.argsort(runs.source, kind="stable")
+        order = np.argsort(runs.source)
         runs = _Bound(*(column[order] for column in runs))
     joins = (runs.source[1:] == runs.source[:-1] + runs.num_bytes[:-1]) & (
         runs.destination[1:] == runs.destination[:-1] + runs.num_bytes[:-1]
@@ -146,15 +149,23 @@ def _coalesced(runs: _Bound) -> _Bound:
 def _placed(bound: list[tuple[PlanPart, _Bound]]) -> Descriptors:
     """Return absolute descriptors: every region pair of a part gets the part's runs."""
     total = sum(part.num_regions * len(runs.num_bytes) for part, runs in bound)
-    columns = [np.empty(total, np.int64) for _ in range(3)]
+    equal = _one_length(bound)
+    # One allocation: allocators keep one large piece for the next time, and give several back.
+    columns = np.empty((2 if equal else 3, total), np.int64)
     at = 0
     for part, runs in bound:
-        count = len(runs.num_bytes)
-        shape = (part.num_regions, count)
-        span = slice(at, at + part.num_regions * count)
-        s_base, d_base = part.bases()
-        np.add(s_base[:, None], runs.source, out=columns[0][span].reshape(shape))
-        np.add(d_base[:, None], runs.destination, out=columns[1][span].reshape(shape))
-        columns[2][span].reshape(shape)[:] = runs.num_bytes
+        shape = (part.num_regions, len(runs.num_bytes))
+        span = slice(at, at + part.num_regions * len(runs.num_bytes))
+        for column, base, place in zip(columns, part.bases(), (runs.source, runs.destination), strict=False):
+            np.add(base[:, None], place, out=column[span].reshape(shape))
+        if not equal:
+            columns[2][span].reshape(shape)[:] = runs.num_bytes
         at = span.stop
-    return Descriptors(*(column.view(np.uint64) for column in columns))
+    s, d = columns[0].view(np.uint64), columns[1].view(np.uint64)
+    return Descriptors(s, d, np.broadcast_to(np.uint64(equal), total) if equal else columns[2].view(np.uint64))
+
+
+def _one_length(bound: list[tuple[PlanPart, _Bound]]) -> int:
+    """Return the length that all runs have, or 0."""
+    lengths = {int(n) for _, runs in bound if len(runs.num_bytes) for n in (runs.num_bytes.min(), runs.num_bytes.max())}
+    return lengths.pop() if len(lengths) == 1 else 0
