@@ -54,10 +54,7 @@ class Progress:
 
 
 class Engine:
-    """A vLLM server on loopback, owned by this process.
-
-    Start it from a thread that outlives it, best the main thread: Linux ends it when that thread ends.
-    """
+    """A vLLM server on loopback, owned by this process: it ends at the latest when this process does."""
 
     def __init__(self, options: EngineOptions, ports: Ports, *, folder: Path) -> None:
         self.options = options

@@ -52,19 +52,18 @@ MODELS = {
     for model in (
         TinyModel("llama", "LlamaConfig", _ATTENTION | {"num_key_value_heads": 4}),
         TinyModel("llama-one-kv-head", "LlamaConfig", _ATTENTION | {"num_key_value_heads": 1}),
-        TinyModel("llama-other-weights", "LlamaConfig", _ATTENTION | {"num_key_value_heads": 4}, seed=1),
         TinyModel("llama-more-layers", "LlamaConfig", _ATTENTION | {"num_key_value_heads": 4, "num_hidden_layers": 5}),
     )
 }
-"""By name. The last two exist to be refused by a decode engine of the first."""
+"""By name. The last exists to be refused by a decode engine of the first."""
 
 
 def build_model(name: str, folder: Path, *, dtype: str = "bfloat16") -> Path:
     """Writes model `name` to `folder`/`name` and returns that path. Imports torch and transformers."""
+    model = _known(name)
     import torch
     import transformers
 
-    model = _known(name)
     torch.manual_seed(model.seed)
     config = getattr(transformers, model.config_class)(**model.fields)
     path = folder / name
