@@ -50,6 +50,13 @@ def check_installed() -> None:
     check_version(str(vllm.__version__))
 
 
+def check_parallel(parallel_config: Any) -> None:
+    """Refuse ways of spreading a model whose cache this room does not describe."""
+    size = getattr(parallel_config, "prefill_context_parallel_size", 1)
+    if size > 1:
+        raise UnsupportedError(f"prefill_context_parallel_size is {size}; 1 works, with any TP, PP and DCP")
+
+
 def share_logging() -> None:
     """Let our log lines go where vLLM's go: it configures its own logger only."""
     ours, theirs = logging.getLogger("kvplan"), logging.getLogger("vllm")

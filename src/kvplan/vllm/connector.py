@@ -20,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvplan.session import FrontDesk
-from kvplan.vllm.compat import check_installed, share_logging
+from kvplan.vllm.compat import check_installed, check_parallel, share_logging
 from kvplan.vllm.groups import read_groups
 from kvplan.vllm.metadata import RankMetadata, StepMetadata
 from kvplan.vllm.scheduler import EngineFacts, SchedulerSide
@@ -68,6 +68,7 @@ class KVPlanConnector(KVConnectorBase_V1, SupportsHMA):
         share_logging()
         check_installed()
         parallel = vllm_config.parallel_config
+        check_parallel(parallel)
         settings = read_settings(
             vllm_config.kv_transfer_config.kv_connector_extra_config,
             data_parallel_index=parallel.data_parallel_index,

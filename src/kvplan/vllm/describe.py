@@ -70,30 +70,11 @@ def _layer_spec(group_spec: Any, layer: str) -> Any:
 
 
 def _layer_blocks(vllm_config: Any, cache: LayerCache, spec: Any, module: Any, place: Place) -> dict[str, BlockLayout]:
-    """Return the components of one layer, by the kind of its spec; the first kind that matches counts."""
-    from vllm.v1.kv_cache_interface import (
-        ChunkedLocalAttentionSpec,
-        FullAttentionSpec,
-        MambaSpec,
-        MLAAttentionSpec,
-        SlidingWindowMLASpec,
-        SlidingWindowSpec,
-    )
-
-    kinds: tuple[tuple[type, Describer], ...] = (
-        (MambaSpec, _state),
-        (SlidingWindowMLASpec, _unknown),
-        (MLAAttentionSpec, _latent),
-        (FullAttentionSpec, _attention),
-        (SlidingWindowSpec, _attention),
-        (ChunkedLocalAttentionSpec, _attention),
-    )
-    describer = next((found for kind, found in kinds if isinstance(spec, kind)), _unknown)
-    return describer(vllm_config, cache, spec, module, place)
-
-
-def _unknown(vllm_config: Any, cache: LayerCache, spec: Any, module: Any, place: Place) -> dict[str, BlockLayout]:
-    raise cache.refuse(f"caches of kind {type(spec).__name__} are not known")
+    """Return the components of one layer, by the exact class of its spec: a subclass may store something else."""
+    kind = type(spec).__name__
+    if kind not in _KINDS:
+        raise cache.refuse(f"caches of kind {kind} are not known; known: {', '.join(_KINDS)}")
+    return _KINDS[kind](vllm_config, cache, spec, module, place)
 
 
 def _block_shape(vllm_config: Any, cache: LayerCache, spec: Any, place: Place) -> BlockShape:
@@ -192,3 +173,13 @@ def is_draft(vllm_config: Any, layer: str) -> bool:
     numbers = [int(part) for part in layer.split(".") if part.isdigit()]
     total = int(vllm_config.model_config.get_total_num_hidden_layers())
     return "draft" in layer or bool(numbers and numbers[0] >= total)
+
+
+_KINDS: dict[str, Describer] = {
+    "ChunkedLocalAttentionSpec": _attention,
+    "FullAttentionSpec": _attention,
+    "MLAAttentionSpec": _latent,
+    "MambaSpec": _state,
+    "SlidingWindowSpec": _attention,
+}
+"""Who describes which of vLLM's KV cache specs."""

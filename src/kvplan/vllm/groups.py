@@ -47,6 +47,8 @@ def read_groups(kv_cache_config: Any, *, dcp: int = 1) -> tuple[Group, ...]:
     groups = []
     for index, group in enumerate(kv_cache_config.transfer_groups):
         specs = tuple(iter_layer_specs(group.kv_cache_spec))
+        if group.host_resident:
+            raise UnsupportedError(f"KV cache group {index} lives in a host pool of its own, which is not supported")
         is_state = all(isinstance(spec, MambaSpec) for spec in specs)
         if not is_state and not all(isinstance(spec, AttentionSpec) for spec in specs):
             kinds = sorted({type(spec).__name__ for spec in specs})
