@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from kvplan.engines import (
     SteadyPrompt,
     build_model_apart,
     steady_prompts,
+    total,
 )
 from kvplan.errors import EngineError
+from kvplan.session.declared import METRICS
 
 LENGTHS = (1, 5, 31, 32, 33, 64, 65, 100, 129, 300, 500)
 NUM_TOKENS = 12
@@ -116,6 +119,11 @@ class EnginePool:
 
     def _stop(self, one: Geometry) -> None:
         self._fleet.stop([self._alive.pop(one)])
+
+
+def counted(metrics: Mapping[str, float], name: str) -> float:
+    """One of kvplan's own counters, in what an engine's `/metrics` said."""
+    return total(metrics, METRICS[name].prometheus)
 
 
 def forget_prefixes(engine: Engine) -> None:

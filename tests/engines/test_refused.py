@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import pytest
 
-from kvplan.engines import complete, external_tokens, prefill, prefill_and_decode, read_metrics, total
+from kvplan.engines import complete, external_tokens, prefill, prefill_and_decode, read_metrics
 from kvplan.errors import EngineError
-from tests.engines.pool import NUM_TOKENS, Geometry, with_policy
+from tests.engines.pool import NUM_TOKENS, Geometry, counted, with_policy
 
 pytestmark = [pytest.mark.engines, pytest.mark.nixl, pytest.mark.timeout(400)]
 
@@ -53,7 +53,7 @@ def test_a_mismatch_is_refused_by_name_and_both_engines_live(pool, case, policy)
 
     after = read_metrics(d.url)
     assert external_tokens(after) == external_tokens(before)
-    assert total(after, "kvplan:received_bytes_total") == total(before, "kvplan:received_bytes_total")
+    assert counted(after, "received_bytes") == counted(before, "received_bytes")
     assert re.search(case.line, d.log_text()), d.log_text()[-3000:]
     assert complete(d.url, prompt, num_tokens=NUM_TOKENS).token_ids == expected.token_ids
     assert len(complete(p.url, prompt, num_tokens=NUM_TOKENS).token_ids) == NUM_TOKENS

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kvplan.engines import external_tokens, prefill_and_decode, read_metrics, total
+from kvplan.engines import external_tokens, prefill_and_decode, read_metrics
 from tests.engines.pool import LENGTHS, NUM_TOKENS, Geometry, forget_prefixes
 
 pytestmark = [pytest.mark.engines, pytest.mark.nixl, pytest.mark.timeout(400)]
