@@ -31,6 +31,7 @@ from kvplan.engines import (
 )
 from kvplan.errors import EngineError
 from kvplan.proxy import build_app, serve_in_thread
+from kvplan.session.declared import METRICS
 
 LENGTHS = (5, 33, 64, 100, 129, 300, 500, 1000)
 """Prompt lengths at and beside block boundaries, taken in turn."""
@@ -38,7 +39,11 @@ LENGTHS = (5, 33, 64, 100, 129, 300, 500, 1000)
 CONNECTORS = {"kvplan": KVPLAN, "nixl": NIXL}
 
 MOVED = {
-    "kvplan": ("kvplan_received_bytes_total", "kvplan_descriptors_total", "kvplan_read_seconds_sum"),
+    "kvplan": (
+        METRICS["received_bytes"].prometheus,
+        METRICS["descriptors"].prometheus,
+        METRICS["read_seconds"].prometheus + "_sum",
+    ),
     "nixl": (
         "vllm:nixl_bytes_transferred_sum",
         "vllm:nixl_num_descriptors_sum",
