@@ -1,6 +1,6 @@
 """Engines in processes of their own, each with its front desk and ranks: what dies with -9 and stops with SIGSTOP.
 
-Children are started by ``spawn``: they share nothing with the test but their pipe. Each carries out one command at a
+Children are forked from a server that has imported what they need: they share nothing with the test but their pipe. Each carries out one command at a
 time and answers with its value or its error.
 """
 
@@ -19,6 +19,8 @@ from kvplan.transport import create
 from tests.session.engines import QUICK, Engine
 
 ANSWER_S = 60.0
+PRELOADED = ["tests.session.processes", "kvplan.transport.cma", "kvplan.transport.nixl", "nixl_cu12._bindings"]
+"""Imported once, by the server that children are forked from; no thread and no socket exists there."""
 
 
 def serve(pipe, name, shape, transport, options):
@@ -88,7 +90,8 @@ class EngineProcess:
 
     def __init__(self, name, shape, *, transport="nixl", config=QUICK, **options):
         self.name, self.block_size = name, shape.block_size
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(
             target=serve, args=(theirs, name, shape, transport, {"config": config, **options}), daemon=True
@@ -119,6 +122,9 @@ class EngineProcess:
     @contextlib.contextmanager
     def frozen(self):
         os.kill(self.process.pid, signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        while any(task.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "T" for task in tasks.iterdir()):
+            time.sleep(0.001)
         try:
             yield
         finally:
