@@ -10,7 +10,7 @@ from kvplan.planner.layout import BlockLayout, ComponentLayout, EngineLayout, Ra
 from kvplan.planner.meeting import period_tokens
 from kvplan.planner.plan import EnginePlan, PairPlan, PlanPart, elect, plan_engines, plan_rank
 from kvplan.planner.span import Axis, Span
-from kvplan.planner.staging import StagedChunk, stage
+from kvplan.planner.staging import Extents, StagedChunk, extents, filled, stage
 from kvplan.planner.summary import PlanSummary, summarise
 from kvplan.planner.tables import HOLE, BlockTable
 
@@ -25,6 +25,7 @@ __all__ = [
     "Election",
     "EngineLayout",
     "EnginePlan",
+    "Extents",
     "PairPlan",
     "PlanPart",
     "PlanSummary",
@@ -35,6 +36,8 @@ __all__ = [
     "atoms",
     "bind",
     "elect",
+    "extents",
+    "filled",
     "period_tokens",
     "plan_engines",
     "plan_rank",
