@@ -9,13 +9,14 @@ READY  := $(VENV)/.ready
 # Tests and engines share small machines; one thread each is fastest there.
 export OMP_NUM_THREADS = 1
 
-.PHONY: help demo test test-long check lint types rooms format bench setup clean
+.PHONY: help demo test test-long check lint types rooms format docs bench setup clean
 
 help:
 	@echo "make demo        run prefill and decode engines of different geometry and compare their tokens (ARGS=... for options)"
 	@echo "make test        lint, types, house rules, every test that is not marked long; real engines too (about 15 minutes)"
 	@echo "make test-long   every test"
 	@echo "make check       lint, types and house rules only"
+	@echo "make docs        write the tables of docs/operations.md anew"
 	@echo "make bench       the benchmark scripts, one after the other"
 	@echo "make setup       the virtual environment in $(VENV)"
 
@@ -43,6 +44,9 @@ rooms: $(READY)
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(READY)
+	$(BIN)/python -m tests.docs.tables
 
 bench: $(READY)
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
