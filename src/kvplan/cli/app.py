@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from kvplan.cli import check, demo, explain, plan, proxy, top
+from kvplan.cli import bench, check, demo, explain, plan, proxy, top
 from kvplan.version import __version__
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ check.add_to(app)
 demo.add_to(app)
 proxy.add_to(app)
 top.add_to(app)
+bench.add_to(app)
 
 
 @app.callback(invoke_without_command=True)

@@ -153,7 +153,8 @@ def _peers(sample: Sample, rows: int) -> Table | None:
     for peer in peers[:rows]:
         table.add_row(
             Text(peer.engine_id), Text(peer.address), _state(peer.state), f"{peer.num_reads:,}",
-            f"{peer.reads_received:,}", f"{peer.reads_failed:,}", size(peer.received_bytes), *([Text(peer.detail)] if why else []),
+            f"{peer.reads_received:,}", f"{peer.reads_failed:,}", size(peer.received_bytes),
+            *([Text(peer.detail)] if why else []),
         )  # fmt: skip
     return table
 
