@@ -1,7 +1,7 @@
 """Engines in processes of their own, each with its front desk and ranks: what dies with -9 and stops with SIGSTOP.
 
-Children are forked from a server that has imported what they need: they share nothing with the test but their pipe. Each carries out one command at a
-time and answers with its value or its error.
+Children are forked from a server that has imported what they need: they share nothing with the test but their pipe.
+Each carries out one command at a time and answers with its value or its error.
 """
 
 from __future__ import annotations
