@@ -1,9 +1,9 @@
 """Whole requests through running sessions over the memory transport, compared coordinate by coordinate."""
 
 import pytest
-from tests.session.engines import D_SHAPE, P_SHAPE, Engine, pair, wait_until
 
 from kvplan.testing.strategies import Shape
+from tests.session.engines import D_SHAPE, P_SHAPE, Engine, pair, wait_until
 
 TOKENS = 24
 """A whole number of blocks on both sides (4 and 6)."""

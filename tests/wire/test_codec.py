@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.wire.samples import MESSAGES
 
 from kvplan.errors import LimitError, ProtocolVersionError, WireError
 from kvplan.wire import messages
 from kvplan.wire.codec import PROTOCOL_VERSION, decode, encode, refuse_version, version_of
+from tests.wire.samples import MESSAGES
 
 HEAD = b"KVPL" + PROTOCOL_VERSION.to_bytes(2, "big")
 

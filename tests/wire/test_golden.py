@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.wire.samples import MESSAGES
 
 from kvplan.wire.codec import decode, encode
 from kvplan.wire.messages import Message
+from tests.wire.samples import MESSAGES
 
 FOLDER = Path(__file__).parent.parent / "golden" / "wire"
 FILES = sorted(FOLDER.glob("*.json"))

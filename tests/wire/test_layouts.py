@@ -6,7 +6,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.wire.samples import BODY, small_layout
 
 from kvplan.errors import KVPlanError, LimitError, WireError
 from kvplan.planner import Axis, BlockLayout, ComponentLayout, EngineLayout, RankLayout, Region, Span
@@ -15,6 +14,7 @@ from kvplan.wire.codec import encode
 from kvplan.wire.fingerprint import layout_digest
 from kvplan.wire.layouts import from_body, to_body
 from kvplan.wire.messages import Introduce, LayoutBody, Party
+from tests.wire.samples import BODY, small_layout
 
 
 def test_round_trip():
