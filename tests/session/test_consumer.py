@@ -316,6 +316,57 @@ def test_f3_two_reads_of_one_reference_end_as_one_success(town):
     assert prefill.sent("X") == [1, 1]
 
 
+def test_t38_of_four_siblings_with_one_reference_one_reads_and_all_four_are_reported(town):
+    prefill, decode = town.pair()
+    source = prefill.table(TOKENS)
+    prefill.fill(source)
+    remote = prefill.offer("X", source, TOKENS)
+    names = [f"sibling-{i}" for i in range(4)]
+    for i, name in enumerate(names):
+        decode.read(name, remote, decode.table(TOKENS, first_block=2 * i))
+    town.settle()
+    assert decode.outcome(names[0]) == ["received"] * 3
+    for name in names[1:]:
+        assert set(decode.outcome(name)) <= {"claimed_by_another", "released"}
+    assert prefill.sent("X") == [1, 1]
+
+
+def test_t38_a_request_that_is_rejected_before_it_is_read_releases_its_offer_once(town):
+    prefill, decode = town.pair()
+    remote = prefill.offer("X", prefill.table(TOKENS), TOKENS)
+    decode.each(lambda consumer, now: consumer.renew([remote], now))
+    town.run(2.0)
+    for _ in range(2):
+        decode.each(lambda consumer, now: consumer.release(remote, now))
+        town.run(2.0)
+    assert prefill.sent("X") == [1, 1]
+    assert not kinds(town, Claim)
+
+
+def test_t43_messages_name_the_producers_id_and_generation_never_the_consumers(town):
+    prefill, decode = town.pair(Shape(8, 4, 4, "HND", "split"), Shape(2, 6, 6, "HND", "split"))
+    source = prefill.table(TOKENS)
+    remote = prefill.offer("X-1", source, TOKENS, generation="g7")
+    decode.read("X-2", remote, decode.table(TOKENS, first_block=4))
+    town.settle()
+    said = [*kinds(town, Claim), *kinds(town, Done), *kinds(town, Release), *kinds(town, Renew)]
+    assert {(item.request_id, item.generation) for message in said for item in message.items} == {("X-1", "g7")}
+    assert prefill.sent("X-1") == [1] * 8
+
+
+def test_t43_one_id_in_two_engines_is_two_requests(town):
+    first, decode = town.pair()
+    second = town.build("P2", P_SHAPE, 5200)
+    for i, prefill in enumerate((first, second)):
+        source = prefill.table(TOKENS, first_block=1 + i)
+        prefill.fill(source)
+        remote = prefill.offer("X", source, TOKENS)
+        decode.read(f"local-{i}", remote, decode.table(TOKENS, first_block=1 + 2 * i))
+    town.settle()
+    assert decode.outcome("local-0") == decode.outcome("local-1") == ["received"] * 3
+    assert first.sent("X") == second.sent("X") == [1, 1]
+
+
 def test_t43_a_second_read_with_a_live_id_is_ignored(town):
     prefill, decode = town.pair()
     remote, _, _ = begin(town, prefill, decode)

@@ -1,5 +1,9 @@
 """Named fields of two engines: which must match, and what is said when they do not."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from kvplan.errors import CompatibilityError
@@ -49,7 +53,14 @@ def test_an_unknown_field_has_general_advice():
     assert mismatches({"rope": "yarn"}, {"rope": "none"})[0].advice == "make 'rope' equal on both sides"
 
 
-def test_digests_depend_on_every_name_and_value_but_not_on_order():
+def test_t43b_digests_are_equal_in_any_process():
+    program = f"from kvplan.wire.fingerprint import fields_digest; print(fields_digest({OURS!r}))"
+    environ = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": os.pathsep.join(sys.path)}
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environ)
+    assert output.stdout.strip() == fields_digest(OURS)
+
+
+def test_t43b_digests_depend_on_every_name_and_value_but_not_on_order():
     assert fields_digest(OURS) == fields_digest(dict(reversed(OURS.items())))
     digests = {fields_digest({**OURS, name: "other"}) for name in OURS}
     assert len(digests | {fields_digest(OURS)}) == len(OURS) + 1
