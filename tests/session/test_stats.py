@@ -17,7 +17,7 @@ from kvplan.session.metrics import SessionCollector, serve_metrics
 from kvplan.session.nouns import REASONS, Failure, ReadRequest, RemoteRef
 from kvplan.session.replay import representatives
 from kvplan.session.reports import Reports
-from kvplan.session.stats import MAX_NOTES, MAX_PEERS, OTHER, PEER_IDLE_S, Stats
+from kvplan.session.stats import MAX_NOTES, MAX_PEERS, MAX_REASONS, OTHER, PEER_IDLE_S, Stats
 from kvplan.testing.clock import FakeClock
 
 
@@ -65,6 +65,8 @@ def test_what_is_scraped_is_what_was_counted():
     assert values["kvplan_reads_total", ("rank", "0")] == 2
     assert values["kvplan_reads_total", ("rank", "1")] == 0
     assert values["kvplan_failures_total", ("rank", "0"), ("reason", "expired")] == 1
+    assert values["kvplan_failures_total", ("rank", "0"), ("reason", "peer_gone")] == 0
+    assert values["kvplan_refusals_total", ("rank", "1"), ("reason", "unknown")] == 0
     assert values["kvplan_peer_reads_failed_total", ("peer", "10.0.0.1:5600"), ("rank", "0")] == 1
     assert values["kvplan_live_offers", ("rank", "1")] == 4
     assert values["kvplan_claim_seconds_bucket", ("le", "0.0025"), ("rank", "0")] == 0
@@ -160,8 +162,11 @@ def test_an_address_that_cannot_be_meant_gets_no_label():
     assert not [name for name in stats.snapshot() if name.startswith("peer_")]
 
 
-def test_every_reason_says_what_to_do():
+def test_every_reason_says_what_to_do_and_is_there_before_it_happens():
     assert ADVICE.keys() == REASONS.keys()
+    assert set(METRICS["failures"].known) == REASONS.keys()
+    assert set(METRICS["refusals"].known) <= REASONS.keys()
+    assert len(REASONS) < MAX_REASONS
 
 
 @given(st.text())

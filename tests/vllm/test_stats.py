@@ -52,6 +52,7 @@ def test_what_a_session_counts_is_what_is_exported():
     assert found["kvplan_reads_total",] == 7
     assert found["kvplan_received_bytes_total",] == 1000
     assert found["kvplan_failures_total", "expired"] == 1
+    assert found["kvplan_failures_total", "peer_gone"] == 0
     assert found["kvplan_refusals_total", "unknown"] == 1
     assert found["kvplan_peer_received_bytes_total", "10.0.0.1:5600"] == 1000
     assert found["kvplan_live_reads",] == 2

@@ -14,12 +14,21 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from kvplan.session.nouns import REASONS
+
 PREFIX = "kvplan_"
 
 SECONDS_BUCKETS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 """Upper bounds of every histogram of seconds."""
+
+
+REFUSALS = (
+    "claimed_by_another", "closing", "expired", "not_elected", "overloaded", "released", "stale_generation",
+    "tables_differ", "unknown", "withdrawn",
+)  # fmt: skip
+"""Why a producer refuses a claim."""
 
 
 class Kind(Enum):
@@ -46,6 +55,9 @@ class Metric:
     """Name of its one label; empty for none."""
     unit: str = ""
     """``bytes`` or ``seconds``; empty for things that are counted."""
+    known: tuple[str, ...] = ()
+    """Values of the label that are there from the start, at 0: else the first event of a kind would go unseen, because
+    a series that begins at 1 has not grown."""
 
     @property
     def prometheus(self) -> str:
@@ -53,8 +65,8 @@ class Metric:
         return PREFIX + self.name + ("_total" if self.kind is Kind.COUNTER else "")
 
 
-def _counter(name: str, text: str, *, label: str = "", unit: str = "") -> Metric:
-    return Metric(name, Kind.COUNTER, text, label, unit)
+def _counter(name: str, text: str, *, label: str = "", unit: str = "", known: tuple[str, ...] = ()) -> Metric:
+    return Metric(name, Kind.COUNTER, text, label, unit, known)
 
 
 def _gauge(name: str, text: str, *, unit: str = "") -> Metric:
@@ -70,7 +82,7 @@ _DECLARED = (
     _counter("reads", "reads that began"),
     _counter("reads_received", "reads that succeeded"),
     _counter("reads_failed", "reads that failed, all reasons"),
-    _counter("failures", "reads that failed, by reason", label="reason"),
+    _counter("failures", "reads that failed, by reason", label="reason", known=tuple(REASONS)),
     _counter("received_bytes", "bytes of reads that succeeded", unit="bytes"),
     _counter("descriptors", "descriptors of reads that arrived"),
     _counter("transfers", "batches that a transport brought here, staged ones included"),
@@ -107,7 +119,7 @@ _DECLARED = (
     _counter("expiries", "offers whose lease ended before every reader was done"),
     _counter("claims_granted", "claims that this producer granted"),
     _counter("claims_refused", "claims that this producer refused, all reasons"),
-    _counter("refusals", "claims that this producer refused, by reason", label="reason"),
+    _counter("refusals", "claims that this producer refused, by reason", label="reason", known=REFUSALS),
     _counter("stale_references", "claims of ended, unknown or superseded offers"),
     _counter("leases_renewed", "leases that a renewal of a consumer extended"),
     _counter("releases", "offers that a consumer released without reading"),

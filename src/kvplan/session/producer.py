@@ -144,9 +144,8 @@ class Producer:
                 break
             del self._parked[key]
             if isinstance(parked.item, ClaimItem):
-                self._stats.refuse("unknown")
                 self._stats.add("stale_references")
-                answers.extend(_bundled(parked.route, parked.reader, [_refuse(parked.item, "unknown")]))
+                answers.extend(_bundled(parked.route, parked.reader, [self._refused(parked.item, "unknown")]))
         return answers
 
     def next_deadline(self) -> float | None:
@@ -202,10 +201,14 @@ class Producer:
         key = OfferKey(item.request_id, item.generation)
         if key in self.offers.live():
             if self._closing:
-                return _refuse(item, "closing")
+                return self._refused(item, "closing")
         elif not self.offers.why_not(key):
-            return None if self._park(route, reader, item, now) else _refuse(item, "overloaded")
+            return None if self._park(route, reader, item, now) else self._refused(item, "overloaded")
         return self.offers.claim(reader, item, readers, now)
+
+    def _refused(self, item: ClaimItem, reason: str) -> RefusalItem:
+        self._stats.refuse(reason)
+        return _refuse(item, reason)
 
     def _renew(self, message: Renew, now: float) -> Renewed:
         answers = [self.offers.renew(message.reader.engine_id, item, now) for item in message.items]

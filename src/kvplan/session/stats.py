@@ -96,7 +96,7 @@ class Stats:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
         self._values: dict[str, float] = dict.fromkeys([*COUNTERS, *GAUGES], 0.0)
-        self._reasons: dict[str, float] = {}
+        self._reasons = {f"{m.name}.{value}": 0.0 for m in METRICS.values() for value in m.known}
         self._histograms = {name: _Histogram() for name in HISTOGRAMS}
         self._peers = _Peers(clock)
         self._clock = clock

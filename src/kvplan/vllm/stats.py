@@ -92,6 +92,10 @@ class PrometheusStats(KVConnectorPromMetrics):
             if not metric.label
         }
         self._labels: dict[str, set[str]] = {}
+        for metric in METRICS.values():
+            for engine_idx in per_engine:
+                for value in metric.known:
+                    self._labelled(metric, engine_idx, value).inc(0)
         self._gauges: dict[tuple[str, int], dict[str, float]] = {}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
