@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 
 from kvplan.planner import BlockTable
+from kvplan.testing.oracle import elements
 from kvplan.transport import create
 from tests.session.engines import QUICK, Engine
 
@@ -75,9 +76,20 @@ def _each(method):
     return call
 
 
+def _holds(engine, tables, num_tokens):
+    """Whether the ranks' blocks of one request hold its tokens; other blocks are not looked at."""
+    return all(
+        bytes(memory.bytes[e.region][e.offset : e.offset + len(e.value)]) == e.value
+        for memory in engine.memories
+        for e in elements(memory.rank, tables)
+        if e.token is None or e.token < num_tokens
+    )
+
+
 COMMANDS = {
     "cancel": _each("cancel"),
     "health": _health,
+    "holds": _holds,
     "read_many": lambda engine, reads: [engine.read(*read) for read in reads],
     "renew": _each("renew"),
     "scribble": _scribble,
