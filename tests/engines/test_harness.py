@@ -151,6 +151,12 @@ def test_an_engine_that_ends_says_why(stub):
         wait_all([engine], timeout_s=20)
 
 
+def test_the_cause_is_named_where_the_end_of_the_log_hides_it(stub):
+    engine = stub("print('KeyError: the cause'); print('consequence\\n' * 100); raise SystemExit(1)")
+    with pytest.raises(EngineError, match=r"KeyError: the cause\nThe end of its log"):
+        wait_all([engine], timeout_s=20)
+
+
 def test_an_engine_that_never_serves_is_given_up(stub):
     engine = stub("import time; print('busy', flush=True); time.sleep(60)")
     with pytest.raises(EngineError, match=r"(?s)did not serve within 1 s.*busy"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -38,6 +39,7 @@ STAGES = (
 )
 """What a line of vLLM's log means to somebody who waits; the furthest stage first."""
 
+_ERROR = re.compile(r"\b[\w.]+(?:Error|Exception): .+")
 _POLL_S = 0.25
 _GRACE_S = 15.0
 _CHILDREN_GRACE_S = 2.0
@@ -107,7 +109,9 @@ class Engine:
     def failed(self, what: str) -> EngineError:
         """An error that says what this engine did, with the end of its log."""
         name = self.options.name
-        return EngineError(f"engine {name!r} {what}. The end of its log ({self.log}):\n{tail(self.log)}", engine=name)
+        causes = "".join(f"\n  {line}" for line in errors_in(self.log))
+        end = f"The end of its log ({self.log}):\n{tail(self.log)}"
+        return EngineError(f"engine {name!r} {what}.{causes}\n{end}", engine=name)
 
     def stop(self, *, grace_s: float = _GRACE_S) -> list[int]:
         """Ends the server and every process of its session; returns the ids of those that had to be killed."""
@@ -169,6 +173,16 @@ def stage_of(log: Path) -> str:
     except OSError:
         return "starting"
     return next((stage for sign, stage in STAGES if sign in text), "importing its libraries")
+
+
+def errors_in(log: Path, *, num_lines: int = 5) -> list[str]:
+    """The first different errors that a log names: the cause, where the end of the log tells only the consequence."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    found = (_ERROR.search(line) for line in lines)
+    return list(dict.fromkeys(match[0] for match in found if match))[:num_lines]
 
 
 def tail(log: Path, *, num_lines: int = 40) -> str:
