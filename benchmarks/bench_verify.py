@@ -35,10 +35,6 @@ CASES = {
     "HND 16 -> HND 16": ({"block_size": 16}, {"block_size": 16}),
     "NHD 16 -> HND 64": ({"block_size": 16, "kv_layout": "NHD"}, {"block_size": 64}),
     "TRANSPOSED 32 -> 32": ({"block_size": 32, "kv_layout": "TRANSPOSED"},) * 2,
-    "TRANSPOSED 32 -> NHD 16": (
-        {"block_size": 32, "kv_layout": "TRANSPOSED"},
-        {"block_size": 16, "kv_layout": "NHD"},
-    ),
 }
 
 
