@@ -14,7 +14,7 @@ ADVICE = {
     "claim_unanswered": "look at the producer with kvplan top: is its process stopped, or its host overloaded?",
     "claimed_by_another": "let the router send every prefill result to one decode engine, once",
     "closing": "nothing: this engine is shutting down; send requests elsewhere",
-    "digest_mismatch": "keep the detail; docs/operations.md, Verify, says what it points to: a carrier, memory, or a writer",
+    "digest_mismatch": "keep the detail; docs/operations.md, Verify, says what it points to",
     "engine_restarted": "nothing for new requests; this one's cache went with the old process",
     "expired": "the request waited too long for a decode engine: add decode capacity, or raise lease_s at the producer",
     "handshake_failed": "run kvplan check on both engines; install the same kvplan on both sides",
