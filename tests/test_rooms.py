@@ -64,7 +64,7 @@ FORBIDDEN_WORDS = {
 }
 """Words that may not be part of any name in a room's code."""
 
-ARRAYS_IN_SESSION = {"binding.py", "digest.py", "staging.py"}
+ARRAYS_IN_SESSION = {"binding.py", "digest.py", "routing.py", "staging.py"}
 """The only files of `session` that touch arrays; what they compute is asked of `planner`."""
 
 

@@ -32,6 +32,7 @@ QUICK = SessionConfig(
     resend_s=0.2,
     close_timeout_s=1.0,
     staging_bytes=1 << 20,
+    descriptor_us=1000.0,
 )
 """Everything happens soon; the proportions are those of the defaults."""
 

@@ -248,7 +248,7 @@ class Faults(RuleBasedStateMachine):
             assert len(rank.producer.offers) == rank.producer.num_parked == 0
             assert rank.consumer.gauges()["live_reads"] == 0
             assert rank.transport.num_pending == 0
-            assert not rank.consumer._carrier.has_waiting
+            assert not rank.consumer._carrier.is_due
             assert len(rank.consumer._deadlines) == 0
             if rank in self.decode.ranks:
                 assert rank.consumer.is_quiet

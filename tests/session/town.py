@@ -26,6 +26,8 @@ from kvplan.wire.messages import FEATURES, Hello, HelloRequest, NotReady, RankCa
 from tests.session.engines import COMPATIBILITY, D_SHAPE, NUM_BLOCKS, P_SHAPE, TOTAL_HEADS, in_memory
 
 HOST = "127.0.0.1"
+DEAR_US = 1000.0
+"""What a descriptor costs here: so much that even the smallest read is staged, where staging is on at all."""
 
 
 class Rank:
@@ -40,12 +42,14 @@ class Rank:
         identity = Identity(engine_name, index, num_ranks, compatibility)
         self.submit = at_once
         """Does what takes long; a test may keep it waiting, or have no room for it."""
-        hands = Hands(lambda job: self.submit(job))
+        self.scatter = at_once
+        """Copies what was staged; the same holds."""
+        hands, scatter = Hands(lambda job: self.submit(job)), Hands(lambda job: self.scatter(job))  # noqa: PLW0108 - late
         self.producer = Producer(identity=identity, config=config, stats=self.stats, hands=hands)
         self.consumer = Consumer(
             identity=identity, layout=memory.rank, config=config, stats=self.stats, transport=self.transport,
             send=lambda to, message: town.post(self, to, message),
-            hang_up=lambda to: None, hands=hands,
+            hang_up=lambda to: None, hands=hands, scatter=scatter,
         )  # fmt: skip
         self.on_post = None
         self.results = {"sent": [], "received": [], "failed": {}}
@@ -156,7 +160,7 @@ class Town:
 
     def __init__(self, **options):
         self.clock = FakeClock(1000.0)
-        self.config = SessionConfig(**{"staging_bytes": 0, **options})
+        self.config = SessionConfig(**{"staging_bytes": 0, "descriptor_us": DEAR_US, **options})
         self.engines = []
         self.mail = deque()
         self.sent_messages = []

@@ -15,26 +15,30 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvplan.cli.bench_measure import local_buffer, wait_for
 from kvplan.cli.pairs import mismatches
 from kvplan.cli.sample import sample_request
 from kvplan.errors import CompatibilityError, DescriptionError, UnsupportedError
-from kvplan.planner import EngineLayout, RankLayout, bind, plan_rank, stage
-from kvplan.session.binding import WORTHWHILE, is_fine
+from kvplan.planner import Descriptors, EngineLayout, RankLayout, StagedChunk, bind, plan_rank
+from kvplan.session.binding import staging_terms
 from kvplan.session.config import SessionConfig
+from kvplan.session.routing import route
 from kvplan.transport import Batch, Device
+from kvplan.transport.cost import SCATTER, CostModel
+from kvplan.transport.cost import Cost as MoveCost
 from kvplan.transport.local import copy_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from kvplan.cli.calibration import Calibration
     from kvplan.cli.engine_file import Target
     from kvplan.cli.request_file import Request
-    from kvplan.planner import BlockTable, Descriptors, PairPlan, StagedChunk
+    from kvplan.planner import BlockTable, PairPlan
     from kvplan.transport import Transport
     from kvplan.wire.messages import Hello
 
@@ -51,7 +55,7 @@ class Share:
     device: Device
     straight: tuple[Descriptors, ...] = ()
     chunks: tuple[StagedChunk, ...] = ()
-    """Readings into staging and their scatters, instead of ``straight``."""
+    """Readings into staging and their scatters."""
 
     @property
     def peer(self) -> str:
@@ -108,12 +112,13 @@ def replay(
     """Return what each rank of D's reads of a ``replayable`` request cost."""
     needed = _blocks_needed(request.destination)
     buffer = local_buffer(transport, _bytes_needed(destination, needed))
-    staging = local_buffer(transport, CONFIG.staging_bytes // CONFIG.staging_slots)
+    staging = local_buffer(transport, CONFIG.slot_bytes)
+    cost = _model(calibration, transport.name)
     results = []
     for rank in range(len(destination.layout.ranks)):
         here = _at(destination.layout, rank, buffer, needed)
         plans = plan_rank(source.layout, here, rank)
-        shares = [_share(plan, source.layout, here.ranks[rank], request, staging) for plan in plans]
+        shares = [_share(plan, source.layout, here.ranks[rank], request, staging, cost) for plan in plans]
         _connect(transport, hello, shares)
         taken = []
         for _ in range(rounds + 1):
@@ -145,23 +150,39 @@ def _at(layout: EngineLayout, rank: int, buffer: NDArray[np.uint8], num_blocks: 
 
 
 def _share(
-    plan: PairPlan, source: EngineLayout, local: RankLayout, request: Request, staging: NDArray[np.uint8]
+    plan: PairPlan,
+    source: EngineLayout,
+    local: RankLayout,
+    request: Request,
+    staging: NDArray[np.uint8],
+    cost: CostModel,
 ) -> Share:
     """Return what a session would post for one pair of ranks."""
     remote = source.ranks[plan.source_rank]
     device = Device.parse(remote.regions[0].device)
     tables = (request.source, request.destination)
     runs = bind(plan, *tables, num_tokens=request.num_tokens, whole_blocks=True, require_cover=False)
-    straight = Share(plan.source_rank, device, (runs,) if len(runs) else ())
-    if not len(runs) or not is_fine(plan, remote, local, CONFIG) or int(runs.num_bytes.max()) > staging.nbytes:
-        return straight
-    chunks = stage(
-        runs, remote.regions, staging_address=staging.ctypes.data, staging_bytes=staging.nbytes,
-        gap_bytes=CONFIG.staging_gap_bytes, max_read_bytes=min(CONFIG.staging_read_bytes, staging.nbytes),
-    )  # fmt: skip
-    if sum(len(chunk.reads) for chunk in chunks) * WORTHWHILE > len(runs):
-        return straight
-    return Share(plan.source_rank, device, chunks=chunks)
+    way = route(runs, cost, staging_terms(remote, local, CONFIG))
+    chunks = tuple(_placed(chunk, staging.ctypes.data) for chunk in way.staged)
+    return Share(plan.source_rank, device, (way.straight,) if len(way.straight) else (), chunks)
+
+
+def _placed(chunk: StagedChunk, base: int) -> StagedChunk:
+    """Return a chunk whose addresses in staging are absolute."""
+    reads, scatter, at = chunk.reads, chunk.scatter, np.uint64(base)
+    return StagedChunk(
+        Descriptors(reads.source_address, reads.destination_address + at, reads.num_bytes),
+        Descriptors(scatter.source_address + at, scatter.destination_address, scatter.num_bytes),
+    )
+
+
+def _model(calibration: Calibration, transport: str) -> CostModel:
+    """Return the cost model of a session that uses this calibration."""
+    read, scatter = calibration.transports[transport], calibration.scatter
+    return CostModel(
+        MoveCost(read.post_s, read.descriptor_s, read.bytes_per_s),
+        MoveCost(scatter.post_s, scatter.descriptor_s, scatter.bytes_per_s) if scatter else SCATTER,
+    )
 
 
 def _connect(transport: Transport, hello: Hello, shares: Sequence[Share]) -> None:

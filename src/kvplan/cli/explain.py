@@ -48,8 +48,8 @@ def explain(
     with exits():
         ours, theirs = (roomy(target, tokens) for target in load_pair(source, destination, key=key))
         plan = proved_plan(ours, theirs)
-        found = flows(plan, sample_request(ours, theirs, tokens))
         cost = Cost(bandwidth, descriptor_cost)
+        found = flows(plan, sample_request(ours, theirs, tokens), cost)
         console = Console(soft_wrap=False)
         if not console.is_terminal:
             console = Console(width=PIPE_WIDTH)

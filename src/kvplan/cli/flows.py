@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvplan.planner import bind, stage
-from kvplan.session.binding import WORTHWHILE, is_fine
+from kvplan.planner import bind
+from kvplan.session.binding import staging_terms
 from kvplan.session.config import SessionConfig
+from kvplan.session.routing import route
+from kvplan.transport.cost import DEFAULTS, SCATTER, CostModel
+from kvplan.transport.cost import Cost as ReadCost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +44,12 @@ class Cost:
     def seconds(self, num_bytes: int, num_descriptors: int) -> float:
         """Return the time that one rank needs."""
         return num_bytes / (self.bandwidth_gbps * 1e9) + num_descriptors * self.descriptor_us * 1e-6
+
+    @property
+    def model(self) -> CostModel:
+        """What a session with this cost of reads decides on."""
+        read = ReadCost(DEFAULTS["nixl"].post_s, self.descriptor_us * 1e-6, self.bandwidth_gbps * 1e9)
+        return CostModel(read, SCATTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +102,9 @@ class Flow:
         return tuple((axis, union(found[axis])) for axis in SPLIT_AXES if axis in found)
 
 
-def flows(plan: EnginePlan, request: Request) -> tuple[Flow, ...]:
+def flows(plan: EnginePlan, request: Request, cost: Cost) -> tuple[Flow, ...]:
     """Return the flow of every pair, in the plan's order."""
-    return tuple(_flow(plan, pair, request) for pair in plan.pairs)
+    return tuple(_flow(plan, pair, request, cost) for pair in plan.pairs)
 
 
 def predicted_seconds(found: Sequence[Flow], cost: Cost) -> float:
@@ -123,14 +132,14 @@ def union(ranges: Sequence[tuple[int, int]]) -> Ranges:
     return tuple(joined)
 
 
-def _flow(plan: EnginePlan, pair: PairPlan, request: Request) -> Flow:
+def _flow(plan: EnginePlan, pair: PairPlan, request: Request, cost: Cost) -> Flow:
     by_group: dict[int, list[PlanPart]] = {}
     for part in pair.parts:
         by_group.setdefault(part.source_group, []).append(part)
     shares = tuple(_share(group, pair, parts, request) for group, parts in sorted(by_group.items()))
     runs = _bind(pair, request)
     sizes = runs.num_bytes
-    reads, crossing, staged, why = _route(plan, pair, runs)
+    reads, crossing, staged, why = _route(plan, pair, runs, cost)
     return Flow(
         source_rank=pair.source_rank,
         destination_rank=pair.destination_rank,
@@ -157,31 +166,26 @@ def _bind(pair: PairPlan, request: Request) -> Descriptors:
     )
 
 
-def _route(plan: EnginePlan, pair: PairPlan, runs: Descriptors) -> tuple[int, int, bool, str]:
+def _route(plan: EnginePlan, pair: PairPlan, runs: Descriptors, cost: Cost) -> tuple[int, int, bool, str]:
     """Return (descriptors that are posted, bytes that cross, staged?, why)."""
-    config = SessionConfig()
-    straight = (len(runs), runs.total_bytes, False)
-    limit = f"{config.staging_threshold_bytes:,} B"
+    config, model = SessionConfig(), cost.model
     remote, local = plan.source.ranks[pair.source_rank], plan.destination.ranks[pair.destination_rank]
-    median = f"median run of the plan {pair.summary().median_run:,} B"
-    if not len(runs) or pair.summary().median_run >= config.staging_threshold_bytes:
-        return (*straight, f"{median}, not under {limit}")
-    if not is_fine(pair, remote, local, config):
-        return (*straight, f"{median}, under {limit}, but staging is for host memory and these ranks are on GPUs")
-    slot = config.staging_bytes // config.staging_slots
-    chunks = stage(
-        runs,
-        remote.regions,
-        staging_address=0,
-        staging_bytes=slot,
-        gap_bytes=config.staging_gap_bytes,
-        max_read_bytes=min(config.staging_read_bytes, slot),
-    )
-    count = sum(len(chunk.reads) for chunk in chunks)
-    if count * WORTHWHILE > len(runs):
-        return (*straight, f"{median}, under {limit}, but staging saves too little ({len(runs):,} to {count:,})")
-    why = f"{median}, under {limit}: {len(runs):,} descriptors become {count:,} reads and a local scatter"
-    return count, sum(chunk.reads.total_bytes for chunk in chunks), True, why
+    terms = staging_terms(remote, local, config)
+    way = route(runs, model, terms)
+    limit = int(min(model.long_run_bytes, config.staging_threshold_bytes))
+    num_fine = int((runs.num_bytes < limit).sum())
+    if way.staged:
+        saved = 1 - way.chosen_s / way.straight_s
+        staged = len(runs) - len(way.straight)
+        count = way.num_reads - len(way.straight)
+        why = f"{staged:,} runs become {count:,} reads and a local scatter, which saves {saved:.0%} of the time"
+    elif not num_fine:
+        why = f"no run is under {limit:,} B"
+    elif not terms.slot_bytes:
+        why = f"{num_fine:,} runs are under {limit:,} B, but staging is for host memory and these ranks are on GPUs"
+    else:
+        why = f"{num_fine:,} runs are under {limit:,} B, but lie so far apart that staging saves too little"
+    return way.num_reads, way.read_bytes, bool(way.staged), why
 
 
 def _share(group: int, pair: PairPlan, parts: list[PlanPart], request: Request) -> GroupShare:

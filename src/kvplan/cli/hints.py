@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvplan.session.config import SessionConfig
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from kvplan.cli.engine_file import Target
     from kvplan.cli.flows import Flow
 
+SHORT_RUN_BYTES = 4096
+"""Runs from here on are left alone: a descriptor costs about as much as their bytes."""
+
 
 def hints(source: Target, destination: Target, found: Sequence[Flow]) -> Iterator[str]:
     """Yield one sentence for each setting that would lengthen runs; none where runs are long."""
     if source.spec is None or destination.spec is None:
         return
-    if all(flow.median_run >= SessionConfig().staging_threshold_bytes for flow in found):
+    if all(flow.median_run >= SHORT_RUN_BYTES for flow in found):
         return
     ours, theirs = source.spec.cache, destination.spec.cache
     kinds = {layer.kind for layer in source.spec.layers}

@@ -72,8 +72,8 @@ def bind(
     bound = []
     for part in plan.parts:
         s, d = _table(source, part.source_group, "source"), _table(destination, part.destination_group, "destination")
-        _check_ids(s, min(region.num_blocks for region in part.source_regions), "source", part)
-        _check_ids(d, min(region.num_blocks for region in part.destination_regions), "destination", part)
+        _check_ids(s, part.source_blocks, "source", part)
+        _check_ids(d, part.destination_blocks, "destination", part)
         if part.period_tokens is None:
             bound.append((part, _bind_state(part, s, d)))
         else:
@@ -156,7 +156,9 @@ def _placed(bound: list[tuple[PlanPart, _Bound]]) -> Descriptors:
     for part, runs in bound:
         shape = (part.num_regions, len(runs.num_bytes))
         span = slice(at, at + part.num_regions * len(runs.num_bytes))
-        for column, base, place in zip(columns, part.bases(), (runs.source, runs.destination), strict=False):
+        for column, base, place in zip(
+            columns, (part.source_base, part.destination_base), (runs.source, runs.destination), strict=False
+        ):
             np.add(base[:, None], place, out=column[span].reshape(shape))
         if not equal:
             columns[2][span].reshape(shape)[:] = runs.num_bytes

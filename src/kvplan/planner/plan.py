@@ -10,7 +10,7 @@ A plan that exists is proved: every destination atom is written exactly once, fr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -53,6 +53,17 @@ class PlanPart:
     destination_regions: tuple[Region, ...]
     names: tuple[tuple[tuple[str, str], ...], ...]
     """(layer, component) per region pair and entry of ``placed``."""
+    source_base: Ints = field(init=False)
+    destination_base: Ints = field(init=False)
+    """Base addresses of both sides' regions, int64, one per region pair."""
+    source_blocks: int = field(init=False)
+    destination_blocks: int = field(init=False)
+    """Blocks that the smallest region of each side has."""
+
+    def __post_init__(self) -> None:
+        for side, regions in (("source", self.source_regions), ("destination", self.destination_regions)):
+            object.__setattr__(self, f"{side}_base", np.array([region.base for region in regions], np.int64))
+            object.__setattr__(self, f"{side}_blocks", min(region.num_blocks for region in regions))
 
     @property
     def num_regions(self) -> int:
@@ -67,13 +78,6 @@ class PlanPart:
     def rows_until(self, token: int) -> Rows:
         """Return the rows of a period that ends at ``token`` (coordinate inside the period)."""
         return _rows([(rows_of(p.cells.clipped("token", token)), p) for p in self.placed])
-
-    def bases(self) -> tuple[Ints, Ints]:
-        """Return the base addresses of both sides' regions, int64, one per region pair."""
-        return (
-            np.array([region.base for region in self.source_regions], np.int64),
-            np.array([region.base for region in self.destination_regions], np.int64),
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

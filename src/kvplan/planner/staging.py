@@ -91,12 +91,16 @@ def stage(
 
     ``regions`` are the source rank's. Raises BindError when one run does not fit into the area.
     """
-    found = extents(runs, regions, gap_bytes=gap_bytes, max_read_bytes=min(max_read_bytes, staging_bytes))
+    bases = np.array([region.base for region in regions], np.int64)
+    found = extents(runs, bases, gap_bytes=gap_bytes, max_read_bytes=min(max_read_bytes, staging_bytes))
     return filled(found, staging_address=staging_address, staging_bytes=staging_bytes)
 
 
-def extents(runs: Descriptors, regions: Sequence[Region], *, gap_bytes: int, max_read_bytes: int) -> Extents:
-    """Return the runs in source order, with neighbours of one region joined to extents."""
+def extents(runs: Descriptors, region_bases: Ints, *, gap_bytes: int, max_read_bytes: int) -> Extents:
+    """Return the runs in source order, with neighbours of one region joined to extents.
+
+    ``region_bases`` are the addresses at which the source rank's regions begin, int64, in any order.
+    """
     source, destination, num_bytes = (column.view(np.int64) for column in _columns(runs))
     if not len(source):
         return Extents(source, destination, num_bytes, source, source)
@@ -105,7 +109,7 @@ def extents(runs: Descriptors, regions: Sequence[Region], *, gap_bytes: int, max
         source, destination, num_bytes = source[order], destination[order], num_bytes[order]
     end = np.maximum.accumulate(source + num_bytes)
     continues = source[1:] <= end[:-1] + gap_bytes
-    begins = np.searchsorted(source, [region.base for region in regions])
+    begins = np.searchsorted(source, region_bases)
     continues[begins[(begins > 0) & (begins < len(source))] - 1] = False
     first = run_starts(continues)
     first = _shortened(source, first, np.maximum.reduceat(end, first) - source[first], max_read_bytes, num_bytes)

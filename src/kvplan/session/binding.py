@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvplan.errors import BindError
-from kvplan.planner import Descriptors, bind, stage
+from kvplan.planner import Descriptors, bind
 from kvplan.session.reads import Piece
+from kvplan.session.routing import Terms
+from kvplan.transport.cost import cost_model
 
 if TYPE_CHECKING:
     from kvplan.planner import PairPlan, RankLayout
     from kvplan.session.config import SessionConfig
     from kvplan.session.nouns import ReadRequest
     from kvplan.session.reads import Source
+    from kvplan.session.routing import Route
+    from kvplan.transport.cost import CostModel
 
 MAX_TOKENS = 1 << 27
 """Most tokens of one request: what a peer names must not decide how much memory we take."""
-WORTHWHILE = 2
-"""Staging must save at least this factor of descriptors."""
 
 
 def check_devices(rank: RankLayout) -> str:
@@ -30,10 +32,29 @@ def check_devices(rank: RankLayout) -> str:
     return devices[0]
 
 
-def is_fine(plan: PairPlan, remote: RankLayout, local: RankLayout, config: SessionConfig) -> bool:
-    """Return whether a plan's runs are so short that they should pass through the staging area."""
+def configured_cost(transport: str, config: SessionConfig) -> CostModel:
+    """Return the cost model of a session. Raises ``DescriptionError`` for a calibration file that is not one."""
+    return cost_model(
+        transport,
+        file=config.calibration_file,
+        descriptor_s=config.descriptor_us * 1e-6,
+        bytes_per_s=config.read_gbps * 1e9,
+        scatter_run_s=config.scatter_run_us * 1e-6,
+        scatter_bytes_per_s=config.scatter_gbps * 1e9,
+    )
+
+
+def staging_terms(remote: RankLayout, local: RankLayout, config: SessionConfig) -> Terms:
+    """Return what may be staged between two ranks: nothing unless both are in host memory."""
     on_host = check_devices(remote) == check_devices(local) == "cpu"
-    return on_host and config.staging_bytes > 0 and plan.summary().median_run < config.staging_threshold_bytes
+    return Terms(
+        source_bases=np.array([region.base for region in remote.regions], np.int64),
+        slot_bytes=config.slot_bytes if on_host else 0,
+        run_bytes=config.staging_threshold_bytes,
+        read_bytes=config.staging_read_bytes,
+        gap_bytes=config.staging_gap_bytes,
+        chunk_bytes=config.staging_chunk_bytes,
+    )
 
 
 def bound_runs(plan: PairPlan, request: ReadRequest, config: SessionConfig) -> Descriptors:
@@ -44,29 +65,12 @@ def bound_runs(plan: PairPlan, request: ReadRequest, config: SessionConfig) -> D
     return bind(plan, remote.tables, request.tables, num_tokens=remote.num_tokens, whole_blocks=config.whole_blocks)
 
 
-def pieces_of(source: Source, peer: str, runs: Descriptors, config: SessionConfig) -> list[Piece]:
-    """Return the pieces that read the runs straight into their blocks."""
-    slices = sliced(runs, config.max_post_bytes)
-    return [Piece(source, peer, _cut(runs, part)) for part in slices]
-
-
-def staged_pieces(
-    source: Source, peer: str, runs: Descriptors, remote: RankLayout, slot_bytes: int, config: SessionConfig
-) -> list[Piece]:
-    """Return the pieces that read the runs through staging slots, or straight where that saves too little."""
-    if not len(runs) or int(runs.num_bytes.max()) > slot_bytes:
-        return pieces_of(source, peer, runs, config)
-    chunks = stage(
-        runs,
-        remote.regions,
-        staging_address=0,
-        staging_bytes=slot_bytes,
-        gap_bytes=config.staging_gap_bytes,
-        max_read_bytes=min(config.staging_read_bytes, slot_bytes),
-    )
-    if sum(len(chunk.reads) for chunk in chunks) * WORTHWHILE > len(runs):
-        return pieces_of(source, peer, runs, config)
-    return [Piece(source, peer, chunk.reads, chunk.scatter) for chunk in chunks]
+def pieces_of(source: Source, peer: str, way: Route, config: SessionConfig) -> list[Piece]:
+    """Return the pieces of a route: staged ones first, so that they are scattered while the others are read."""
+    staged = [Piece(source, peer, chunk.reads, chunk.scatter) for chunk in way.staged]
+    return staged + [
+        Piece(source, peer, _cut(way.straight, part)) for part in sliced(way.straight, config.max_post_bytes)
+    ]
 
 
 def sliced(descriptors: Descriptors, max_bytes: int) -> list[slice]:

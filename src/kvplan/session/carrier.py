@@ -1,7 +1,9 @@
 """Carrier: posts pieces and watches them; the only caller of a transport's ``post`` and ``poll``. Decides nothing.
 
-A piece is touched again (retried, dropped, reported) only when its handle is terminal: until then a write may come.
-A staged piece that has arrived is scattered at once, if its read still wants it, and its slot is free again.
+1. Pieces wait in one queue per peer; peers take turns, and a peer that waits for a staging slot holds up nobody.
+2. A piece is touched again (retried, dropped, reported) only when its handle is terminal: until then a write may come.
+3. A staged piece that has arrived is scattered, if its read still wants it, by other hands, so that the next is read
+   meanwhile. Its slot is free when that is done.
 """
 
 from __future__ import annotations
@@ -13,15 +15,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.errors import PeerGoneError, TransportError
 from kvplan.session.lifecycle import PieceEvent, PieceState, ReadState
+from kvplan.session.queues import PieceQueues
 from kvplan.session.staging import StagingArea
+from kvplan.session.worker import AT_ONCE
 from kvplan.transport.base import Batch, Device, Progress, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kvplan.planner import Descriptors
     from kvplan.session.config import SessionConfig
     from kvplan.session.reads import Piece
     from kvplan.session.stats import Stats
+    from kvplan.session.worker import Hands
     from kvplan.transport.base import Transport
 
 logger = logging.getLogger(__name__)
@@ -38,28 +44,43 @@ class Ended(NamedTuple):
 
 
 class Carrier:
-    """Pieces that wait to be posted, and pieces in flight."""
+    """Pieces that wait to be posted, pieces in flight, and pieces that are scattered."""
 
-    def __init__(self, *, transport: Transport, local_device: Device, config: SessionConfig, stats: Stats) -> None:
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        local_device: Device,
+        config: SessionConfig,
+        stats: Stats,
+        hands: Hands = AT_ONCE,
+    ) -> None:
         self._transport = transport
         self._local_device = local_device
         self._config = config
         self._stats = stats
-        self._waiting: deque[Piece] = deque()
-        self._waiting_for_slot: deque[Piece] = deque()
+        self._hands = hands
+        self._waiting = PieceQueues()
         self._flying: list[Piece] = []
+        self._num_scattering = 0
+        self._scattered: deque[Ended] = deque()
+        """What the other hands have done since the last look."""
         self.staging = StagingArea(transport=transport, config=config)
 
     @property
-    def has_waiting(self) -> bool:
-        """Whether a piece could be posted right now."""
-        ready = bool(self._waiting) or (bool(self._waiting_for_slot) and self.staging.has_free)
-        return ready and len(self._flying) < self._config.max_posted
+    def is_due(self) -> bool:
+        """Whether ``pump`` has something to do right now."""
+        return bool(self._scattered) or self._can_post
 
     @property
     def num_flying(self) -> int:
-        """Pieces whose bytes may still be written."""
+        """Pieces whose bytes a transport may still write."""
         return len(self._flying)
+
+    @property
+    def num_busy(self) -> int:
+        """Pieces whose bytes somebody may still write, into their blocks or into staging."""
+        return len(self._flying) + self._num_scattering
 
     def gauges(self) -> dict[str, float]:
         """Return what is in flight, by the names of ``kvplan.session.declared``."""
@@ -72,7 +93,7 @@ class Carrier:
 
     def submit(self, piece: Piece) -> None:
         """Take a piece; it is posted by a later ``pump``."""
-        (self._waiting if piece.scatter is None else self._waiting_for_slot).append(piece)
+        self._waiting.add(piece)
 
     def pump(self) -> list[Ended]:
         """Look at what flies, post what may be posted; return the pieces that ended.
@@ -81,26 +102,30 @@ class Carrier:
         """
         ended = [*self._look()]
         budget = self._config.max_post_bytes
-        while self.has_waiting and budget > 0:
-            piece = self._next()
+        while self._can_post and budget > 0:
+            piece = self._waiting.take(staged=self.staging.has_free)
             if piece.state is PieceState.WAITING:
                 budget -= piece.runs.total_bytes
                 ended += self._post(piece)
-        return ended
+        return ended + self._ended_scatters()
 
-    def _next(self) -> Piece:
-        if self._waiting:
-            return self._waiting.popleft()
-        return self._waiting_for_slot.popleft()
+    @property
+    def _can_post(self) -> bool:
+        ready = self._waiting.has_any(staged=self.staging.has_free)
+        return ready and len(self._flying) < self._config.max_posted
 
     def _look(self) -> Iterator[Ended]:
         flying, self._flying = self._flying, []
         for piece in flying:
-            progress = self._poll(piece)
-            if progress.state is State.PENDING:
-                self._flying.append(piece)
-            else:
-                yield self._landed(piece, progress)
+            yield from self._looked_at(piece)
+
+    def _looked_at(self, piece: Piece) -> list[Ended]:
+        """Poll a posted piece; return it if it has ended."""
+        progress = self._poll(piece)
+        if progress.state is State.PENDING:
+            self._flying.append(piece)
+            return []
+        return self._landed(piece, progress)
 
     def _post(self, piece: Piece) -> list[Ended]:
         """Post one piece; return it if it ended at once."""
@@ -108,17 +133,13 @@ class Carrier:
         try:
             piece.handle = self._transport.post(self._batch(piece))
         except TransportError as error:
-            return [self._unposted(piece, str(error), peer_is_gone=isinstance(error, PeerGoneError))]
+            return [self._failed(piece, str(error), peer_is_gone=isinstance(error, PeerGoneError))]
         except Exception as error:  # a carrier's own error must end one read, not the thread
             logger.exception("transport %s failed to post a batch to %s", self._transport.name, piece.peer)
             self._stats.add("loop_errors")
-            return [self._unposted(piece, f"{type(error).__name__}: {error}")]
+            return [self._failed(piece, f"{type(error).__name__}: {error}")]
         piece.step(PieceEvent.POST)
-        progress = self._poll(piece)
-        if progress.state is State.PENDING:
-            self._flying.append(piece)
-            return []
-        return [self._landed(piece, progress)]
+        return self._looked_at(piece)
 
     def _batch(self, piece: Piece) -> Batch:
         runs = piece.runs
@@ -139,34 +160,56 @@ class Carrier:
             self._stats.add("loop_errors")
             return Progress(State.PENDING)
 
-    def _landed(self, piece: Piece, progress: Progress) -> Ended:
-        why = "" if progress.state is State.DONE else progress.reason or "the transport does not say why"
-        if not why:
-            self._stats.observe("transfer_seconds", time.perf_counter() - piece.posted_at)
-            self._stats.add("transfers")
-            self._stats.add("transferred_bytes", piece.runs.total_bytes)
-        if not why and piece.source.read.state is ReadState.READING:
-            why = self._scattered(piece)
-        self._free_slot(piece)
-        piece.step(PieceEvent.FAIL if why else PieceEvent.ARRIVE)
-        return Ended(piece, why)
+    def _landed(self, piece: Piece, progress: Progress) -> list[Ended]:
+        if progress.state is not State.DONE:
+            return [self._failed(piece, progress.reason or "the transport does not say why")]
+        self._stats.observe("transfer_seconds", time.perf_counter() - piece.posted_at)
+        self._stats.add("transfers")
+        self._stats.add("transferred_bytes", piece.runs.total_bytes)
+        if piece.scatter is None or piece.slot is None or piece.source.read.state is not ReadState.READING:
+            return [self._arrived(piece)]
+        self._have_scattered(piece, piece.slot, piece.scatter)
+        return []
 
-    def _scattered(self, piece: Piece) -> str:
-        """Copy a staged piece from its slot into its blocks; return why that was not possible, or nothing."""
-        if piece.scatter is None or piece.slot is None:
-            return ""
+    def _have_scattered(self, piece: Piece, slot: int, runs: Descriptors) -> None:
+        """Let other hands copy a staged piece from its slot into its blocks; do it here when they have no room."""
+
+        def work() -> None:
+            self._scattered.append(Ended(piece, self._scatter(slot, runs)))
+            self._hands.wake()
+
+        piece.step(PieceEvent.SCATTER)
+        self._num_scattering += 1
+        if not self._hands.submit(work):
+            work()
+
+    def _scatter(self, slot: int, runs: Descriptors) -> str:
+        """Copy runs out of a slot; return why that was not possible, or nothing. Called from any thread."""
         began_at = time.perf_counter()
         try:
-            self.staging.scatter(piece.slot, piece.scatter)
+            self.staging.scatter(slot, runs)
         except Exception as error:  # an error here must end one read, not the thread
-            logger.exception("a batch of %s could not be scattered", piece.peer)
+            logger.exception("a batch could not be scattered")
             self._stats.add("loop_errors")
             return f"scatter: {type(error).__name__}: {error}"
         self._stats.observe("scatter_seconds", time.perf_counter() - began_at)
-        self._stats.add("staged_bytes", piece.scatter.total_bytes)
+        self._stats.add("staged_bytes", runs.total_bytes)
         return ""
 
-    def _unposted(self, piece: Piece, why: str, *, peer_is_gone: bool = False) -> Ended:
+    def _ended_scatters(self) -> list[Ended]:
+        ended = []
+        while self._scattered:
+            piece, why, _ = self._scattered.popleft()
+            self._num_scattering -= 1
+            ended.append(self._failed(piece, why) if why else self._arrived(piece))
+        return ended
+
+    def _arrived(self, piece: Piece) -> Ended:
+        self._free_slot(piece)
+        piece.step(PieceEvent.ARRIVE)
+        return Ended(piece, "")
+
+    def _failed(self, piece: Piece, why: str, *, peer_is_gone: bool = False) -> Ended:
         self._free_slot(piece)
         piece.step(PieceEvent.FAIL)
         return Ended(piece, why, peer_is_gone)

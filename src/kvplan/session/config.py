@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "KVPLAN_SIDE_CHANNEL_KEY"
 """Environment variable that holds the shared key of the side channel."""
 
+PAGE_BYTES = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -82,18 +84,32 @@ class SessionConfig:
     """How often one failed piece of a read is read again."""
     max_posted: int = 64
     """Posts that may be in flight."""
-    max_post_bytes: int = 256 << 20
-    """Largest single post; larger reads are posted in pieces."""
-    staging_threshold_bytes: int = 4096
-    """Plans whose median run is shorter than this read whole blocks into staging and scatter locally."""
+    max_post_bytes: int = 32 << 20
+    """Largest single post; larger reads are posted in pieces, between which peers take turns and messages are heard."""
+    staging_threshold_bytes: int = 32 << 10
+    """Runs of this length or more are read straight; of shorter ones the cost model says which pass through staging."""
     staging_bytes: int = 64 << 20
-    """Size of the staging area, which exists only when a plan needs it; 0 turns staging off."""
-    staging_slots: int = 4
+    """Size of the staging area, which exists only when a request needs it; 0 turns staging off."""
+    staging_slots: int = 8
     """Parts of the staging area, each for one batch in flight."""
     staging_gap_bytes: int = 16 << 10
-    """Runs closer than this are staged by one read, gap included: reading so much costs as much as one descriptor."""
-    staging_read_bytes: int = 1 << 20
+    """Runs at most so far apart may be staged by one read, gap included; less where a descriptor costs less."""
+    staging_read_bytes: int = 4 << 20
     """Largest single read into staging."""
+    staging_chunk_bytes: int = 1 << 20
+    """Least that one batch brings into staging when a read is staged in several: a scatter begins the earlier."""
+    staging_threads: int = 1
+    """Threads that scatter while the next batch is read; 0 scatters between reads."""
+    calibration_file: str = ""
+    """What ``kvplan bench --output`` has measured here: the cost model. Empty means built-in values."""
+    descriptor_us: float = 0.0
+    """Microseconds that one descriptor of a read costs. This and the next three: 0 leaves the cost model as it is."""
+    read_gbps: float = 0.0
+    """Gigabytes a second that a read brings."""
+    scatter_run_us: float = 0.0
+    """Microseconds that one run of a scatter out of staging costs."""
+    scatter_gbps: float = 0.0
+    """Gigabytes a second that one thread scatters."""
 
     # Verifying what has been moved.
     verify_rate: float = 0.0
@@ -149,6 +165,11 @@ class SessionConfig:
             raise DescriptionError(f"verify_rate is {self.verify_rate}; it is a share of all reads, from 0 to 1")
         if self.side_channel_key and len(self.side_channel_key) < 16:
             raise DescriptionError("side_channel_key is shorter than 16 characters")
+
+    @property
+    def slot_bytes(self) -> int:
+        """Size of one part of the staging area, whole pages; 0 when staging is off."""
+        return self.staging_bytes // self.staging_slots // PAGE_BYTES * PAGE_BYTES
 
     @property
     def public_host(self) -> str:

@@ -15,7 +15,7 @@ import math
 from typing import TYPE_CHECKING
 
 from kvplan.errors import BindError, KVPlanError, OverloadedError, RefusedError
-from kvplan.session.binding import bound_runs, check_devices, pieces_of, staged_pieces
+from kvplan.session.binding import bound_runs, check_devices, configured_cost, pieces_of
 from kvplan.session.carrier import Carrier
 from kvplan.session.conversation import Conversation
 from kvplan.session.lease import LeaseBook
@@ -24,6 +24,7 @@ from kvplan.session.nouns import Failure
 from kvplan.session.overdue import overdue
 from kvplan.session.reads import ClaimKey, Read, Source
 from kvplan.session.reports import Reports, failure_of, refused_by
+from kvplan.session.routing import route
 from kvplan.session.verifier import Verifier
 from kvplan.session.view import reader_view
 from kvplan.session.worker import AT_ONCE
@@ -65,6 +66,7 @@ class Consumer:
         send: Callable[[Address, Message], object],
         hang_up: Callable[[Address], object],
         hands: Hands = AT_ONCE,
+        scatter: Hands = AT_ONCE,
     ) -> None:
         self._config = config
         self._stats = stats
@@ -75,7 +77,8 @@ class Consumer:
         self._reports = Reports(stats)
         self._sweep_at = -math.inf
         device = Device.parse(check_devices(layout))
-        self._carrier = Carrier(transport=transport, local_device=device, config=config, stats=stats)
+        self._cost = configured_cost(transport.name, config)
+        self._carrier = Carrier(transport=transport, local_device=device, config=config, stats=stats, hands=scatter)
         self._talk = Conversation(
             identity=identity, config=config, stats=stats, transport=transport.name, send=send, hang_up=hang_up
         )
@@ -90,7 +93,7 @@ class Consumer:
     @property
     def is_quiet(self) -> bool:
         """Whether no byte can be written any more, and every rank has heard what concerns it."""
-        return not self._carrier.num_flying and self._talk.is_quiet
+        return not self._carrier.num_busy and self._talk.is_quiet
 
     def set_own_desk(self, address: Address) -> None:
         """Say where our own engine's hello is to be had."""
@@ -177,7 +180,7 @@ class Consumer:
 
     def next_deadline(self, now: float) -> float:
         """Return when ``tick`` has something to do."""
-        if self._carrier.has_waiting:
+        if self._carrier.is_due:
             return now
         flying = now + self._config.poll_s if self._carrier.num_flying else math.inf
         deadline = self._deadlines.next_deadline()
@@ -278,17 +281,14 @@ class Consumer:
 
     def _bound(self, plan: PairPlan, source: Source) -> list[Piece]:
         peer, rank = source.read.peer, plan.source_rank
-        if peer.hello is None or peer.layout is None:
+        if peer.hello is None:
             raise BindError(f"engine {peer.engine_id} is ready without a layout")
         name = peer.name_of(rank)
         if rank not in peer.connected:
             self._transport.connect(name, peer.hello.ranks[rank].metadata)
             peer.connected.add(rank)
         runs = bound_runs(plan, source.read.request, self._config)
-        if rank not in peer.fine:
-            return pieces_of(source, name, runs, self._config)
-        remote = peer.layout.ranks[rank]
-        return staged_pieces(source, name, runs, remote, self._carrier.staging.slot_bytes, self._config)
+        return pieces_of(source, name, route(runs, self._cost, peer.terms[rank]), self._config)
 
     def _post(self, read: Read, now: float) -> None:
         for source in read.sources:

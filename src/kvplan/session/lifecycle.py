@@ -4,7 +4,8 @@ Six things live at different times and end for different reasons::
 
     offer      the producer's blocks of one request       OPEN -> CLAIMED -> ENDED, CLOSING while readers finish
     claim      one reader's hold on one offer, here       ASKED -> GRANTED -> ENDED, or REFUSED
-    piece      one batch that a transport writes          WAITING -> POSTED -> ARRIVED, or FAILED
+    piece      one batch that a transport writes          WAITING -> POSTED -> ARRIVED, or FAILED;
+                                                          staged ones are SCATTERING before they are ARRIVED
     read       one local request                          WAITING -> READING -> RECEIVED, or DRAINING -> FAILED;
                                                           some are VERIFYING before they are RECEIVED
     peer       one remote engine                          ASKING -> READY, SUSPECT, REFUSED, GONE
@@ -74,6 +75,8 @@ class PieceState(Enum):
     WAITING = auto()
     POSTED = auto()
     """A carrier may write: nobody else may touch the blocks, whatever has been decided since."""
+    SCATTERING = auto()
+    """It lies in staging and is copied into the blocks; the same holds."""
     ARRIVED = auto()
     FAILED = auto()
 
@@ -82,6 +85,7 @@ class PieceEvent(Enum):
     """What happens to a piece."""
 
     POST = auto()
+    SCATTER = auto()
     ARRIVE = auto()
     FAIL = auto()
     RETRY = auto()
@@ -188,6 +192,9 @@ PIECE: Mapping[tuple[PieceState, PieceEvent], PieceState] = {
     (PieceState.WAITING, PieceEvent.DROP): PieceState.FAILED,
     (PieceState.POSTED, PieceEvent.ARRIVE): PieceState.ARRIVED,
     (PieceState.POSTED, PieceEvent.FAIL): PieceState.FAILED,
+    (PieceState.POSTED, PieceEvent.SCATTER): PieceState.SCATTERING,
+    (PieceState.SCATTERING, PieceEvent.ARRIVE): PieceState.ARRIVED,
+    (PieceState.SCATTERING, PieceEvent.FAIL): PieceState.FAILED,
     (PieceState.FAILED, PieceEvent.RETRY): PieceState.WAITING,
 }
 

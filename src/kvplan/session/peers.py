@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kvplan.errors import CompatibilityError, KVPlanError, OverloadedError, PlanError, RefusedError, WireError
 from kvplan.planner import elect, plan_rank
-from kvplan.session.binding import check_devices, is_fine
+from kvplan.session.binding import check_devices, staging_terms
 from kvplan.session.desks import Desks
 from kvplan.session.lifecycle import PEER, PeerEvent, PeerState, advance
 from kvplan.session.link import Link
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kvplan.session.config import Identity, SessionConfig
     from kvplan.session.nouns import RemoteRef
     from kvplan.session.reads import Read
+    from kvplan.session.routing import Terms
     from kvplan.session.stats import Stats
     from kvplan.wire.addresses import Address
     from kvplan.wire.messages import Hello, LayoutBody, Reference
@@ -50,8 +51,8 @@ class Peer:
     layout: EngineLayout | None = None
     plans: tuple[PairPlan, ...] = ()
     """What this rank reads, per producer rank."""
-    fine: frozenset[int] = frozenset()
-    """Producer ranks whose plans have runs so short that they are staged."""
+    terms: dict[int, Terms] = field(default_factory=dict)
+    """What may be staged, by producer rank that is read from."""
     devices: tuple[str, ...] = ()
     """Per producer rank, where its cache lies."""
     readers: tuple[tuple[int, ...], ...] = ()
@@ -262,8 +263,7 @@ class PeerBook:
         peer.plans = plan_rank(peer.layout, own, self._identity.rank, election=election)
         peer.devices = tuple(check_devices(rank) for rank in peer.layout.ranks)
         remote, local = peer.layout.ranks, own.ranks[self._identity.rank]
-        fine = (p.source_rank for p in peer.plans if is_fine(p, remote[p.source_rank], local, self._config))
-        peer.fine = frozenset(fine)
+        peer.terms = {p.source_rank: staging_terms(remote[p.source_rank], local, self._config) for p in peer.plans}
         peer.readers = election.readers
 
     def _refuse(self, peer: Peer, failure: Failure) -> None:

@@ -22,7 +22,7 @@ from kvplan.session.nouns import Failure, RankHello, Results
 from kvplan.session.producer import Producer
 from kvplan.session.stats import Stats
 from kvplan.session.view import Describer
-from kvplan.session.worker import Hands, Worker
+from kvplan.session.worker import AT_ONCE, Hands, Worker
 from kvplan.wire.addresses import Address, check_allow_list, checked_address
 from kvplan.wire.codec import encode
 from kvplan.wire.side_channel import Dialer, Listener
@@ -68,8 +68,12 @@ class RankSession:
         )
         self._dialer = Dialer(key=config.side_channel_key, max_bytes=config.max_message_bytes)
         self._worker = Worker(name=f"kvplan-digests-{identity.rank}", max_queue=config.max_digests, stats=self._stats)
+        self._scatter = Worker(
+            name=f"kvplan-scatter-{identity.rank}", max_queue=config.staging_slots, stats=self._stats,
+            num_threads=config.staging_threads,
+        )  # fmt: skip
         producer = Producer(
-            identity=identity, config=config, stats=self._stats, hands=self._hands(lambda: self._control)
+            identity=identity, config=config, stats=self._stats, hands=self._hands(self._worker, lambda: self._control)
         )
         describer = Describer(identity=identity, transport=transport.name, stats=self._stats, clock=clock)
         self._control = ControlDuty(
@@ -78,7 +82,8 @@ class RankSession:
         )  # fmt: skip
         consumer = Consumer(
             identity=identity, layout=layout, config=config, stats=self._stats, transport=transport,
-            send=self._send, hang_up=self._dialer.hang_up, hands=self._hands(lambda: self._reader),
+            send=self._send, hang_up=self._dialer.hang_up, hands=self._hands(self._worker, lambda: self._reader),
+            scatter=self._hands(self._scatter, lambda: self._reader) if config.staging_threads else AT_ONCE,
         )  # fmt: skip
         self._reader = ReaderDuty(
             consumer=consumer, dialer=self._dialer, stats=self._stats, clock=clock, max_queue=config.max_queue,
@@ -172,6 +177,7 @@ class RankSession:
             for duty in (self._reader, self._control):
                 duty.quiet.wait(max(0.0, ends_at - time.monotonic()))
             self._worker.close()
+            self._scatter.close()
             for loop in self._loops:
                 loop.stop()
         self._transport.close()
@@ -180,13 +186,14 @@ class RankSession:
         for duty in (self._reader, self._control):
             duty.mailbox.wakeup.close()
 
-    def _hands(self, whose: Callable[[], ControlDuty | ReaderDuty]) -> Hands:
-        """Return the worker as one of the two threads uses it."""
+    @staticmethod
+    def _hands(worker: Worker, whose: Callable[[], ControlDuty | ReaderDuty]) -> Hands:
+        """Return a worker as one of the two threads uses it."""
 
         def wake() -> None:
             whose().mailbox.wakeup.set()
 
-        return Hands(self._worker.submit, wake, lambda: self._worker.is_open)
+        return Hands(worker.submit, wake, lambda: worker.is_open)
 
     def _send(self, address: Address, message: Message) -> None:
         if not self._dialer.send(address, encode(message)):

@@ -70,8 +70,9 @@ class Piece:
 
     @property
     def writes_blocks(self) -> bool:
-        """Whether a carrier may write into the request's own blocks at this moment."""
-        return self.state is PieceState.POSTED and self.scatter is None
+        """Whether something may write into the request's own blocks at this moment."""
+        straight = self.state is PieceState.POSTED and self.scatter is None
+        return straight or self.state is PieceState.SCATTERING
 
 
 @dataclass(slots=True, eq=False)

@@ -12,14 +12,13 @@ import numpy as np
 
 from kvplan.errors import SessionError
 from kvplan.planner import Descriptors
+from kvplan.session.config import PAGE_BYTES
 from kvplan.transport.base import MemoryRange
 from kvplan.transport.local import copy_runs
 
 if TYPE_CHECKING:
     from kvplan.session.config import SessionConfig
     from kvplan.transport.base import Transport
-
-ALIGNMENT = 4096
 
 
 class StagingArea:
@@ -28,7 +27,7 @@ class StagingArea:
     def __init__(self, *, transport: Transport, config: SessionConfig) -> None:
         self._transport = transport
         self._num_slots = config.staging_slots
-        self.slot_bytes = config.staging_bytes // config.staging_slots // ALIGNMENT * ALIGNMENT
+        self.slot_bytes = config.slot_bytes
         """Size of one slot; 0 when staging is off."""
         self._memory: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = None
         self._base = 0
@@ -74,7 +73,7 @@ class StagingArea:
 
     def _make(self) -> None:
         size = self._num_slots * self.slot_bytes
-        memory = np.zeros(size + ALIGNMENT, np.uint8)
-        base = -(-memory.ctypes.data // ALIGNMENT) * ALIGNMENT
+        memory = np.zeros(size + PAGE_BYTES, np.uint8)
+        base = -(-memory.ctypes.data // PAGE_BYTES) * PAGE_BYTES
         self._transport.register([MemoryRange(base, size)])
         self._memory, self._base, self._free = memory, base, list(range(self._num_slots))

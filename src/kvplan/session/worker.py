@@ -1,6 +1,6 @@
-"""One thread for what takes long, beside the session's two threads that must go on talking. Knows nothing of its jobs.
+"""Threads for what takes long, beside the session's two threads that must go on talking. Knows nothing of its jobs.
 
-The thread is started by the first job: a session that has none does not pay for it. A job makes its own result known;
+They are started by the first job: a session that has none does not pay for them. A job makes its own result known;
 one that raises costs nobody but itself.
 """
 
@@ -47,14 +47,15 @@ AT_ONCE = Hands(at_once)
 
 
 class Worker:
-    """A bounded queue and its thread."""
+    """A bounded queue and its threads."""
 
-    def __init__(self, *, name: str, max_queue: int, stats: Stats) -> None:
+    def __init__(self, *, name: str, max_queue: int, stats: Stats, num_threads: int = 1) -> None:
         self._name = name
         self._stats = stats
         self._jobs: queue.Queue[Job | None] = queue.Queue(max_queue)
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._num_threads = num_threads
+        self._threads: list[threading.Thread] = []
         self._open = True
 
     @property
@@ -72,18 +73,19 @@ class Worker:
             except queue.Full:
                 self._stats.add("overloads")
                 return False
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+            while len(self._threads) < self._num_threads:
+                self._threads.append(threading.Thread(target=self._run, name=self._name, daemon=True))
+                self._threads[-1].start()
         return True
 
     def close(self) -> None:
-        """Drop the jobs that wait and wait for the one that runs, which ends early when it looks. Idempotent."""
+        """Drop the jobs that wait and wait for those that run, which end early when they look. Idempotent."""
         with self._lock:
             self._open = False
-            thread = self._thread
-        if thread is not None and thread.is_alive():
-            self._jobs.put(None)
+        for thread in self._threads:
+            if thread.is_alive():
+                self._jobs.put(None)
+        for thread in self._threads:
             thread.join()
 
     def _run(self) -> None:
