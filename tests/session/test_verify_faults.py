@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import deque
 
 import msgspec
@@ -336,7 +337,7 @@ def test_a_request_whose_tokens_are_all_here_already_is_verified_too(town):
     assert decode.outcome("local-X") == VERIFIED
 
 
-@pytest.mark.parametrize("rate", [-0.1, 1.01, 2.0])
+@pytest.mark.parametrize("rate", [-0.1, 1.01, 2.0, math.nan])
 def test_a_rate_that_is_no_share_is_refused(rate):
     with pytest.raises(DescriptionError, match="verify_rate"):
         SessionConfig(verify_rate=rate)

@@ -24,6 +24,13 @@ def test_environment_wins_over_extra_config_and_nixl_deployments_work_unchanged(
     assert unchanged.session.lease_s == 60.0
 
 
+def test_the_extra_config_says_how_much_is_verified():
+    assert read_settings({}, environ={}).session.verify_rate == 0.0
+    assert read_settings({"verify_rate": 0.25, "verify_timeout_s": 9}, environ={}).session.verify_rate == 0.25
+    with pytest.raises(DescriptionError, match="verify_rate"):
+        read_settings({"verify_rate": 1.5}, environ={})
+
+
 def test_data_parallel_engines_have_their_own_ports():
     ports = [read_settings({}, data_parallel_index=index, environ={}).port for index in range(2)]
     assert ports == [5600, 5601]

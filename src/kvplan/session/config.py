@@ -161,7 +161,7 @@ class SessionConfig:
             raise DescriptionError(f"lease_margin_s {self.lease_margin_s} must be below extension_s {self.extension_s}")
         if not (self.staging_slots and self.max_posted and self.max_post_bytes):
             raise DescriptionError("staging_slots, max_posted and max_post_bytes must be at least 1")
-        if self.verify_rate > 1:
+        if not 0 <= self.verify_rate <= 1:
             raise DescriptionError(f"verify_rate is {self.verify_rate}; it is a share of all reads, from 0 to 1")
         if self.side_channel_key and len(self.side_channel_key) < 16:
             raise DescriptionError("side_channel_key is shorter than 16 characters")
