@@ -171,6 +171,23 @@ def test_a_calibration_survives_its_file(tmp_path):
     assert read_calibration(tmp_path / "c.json") == written
 
 
+def test_explain_reckons_with_what_was_measured(tmp_path):
+    description = tmp_path / "e.yaml"
+    layers = 'name: "layer.{0..1}", kind: attention, num_kv_heads: 4, head_dim: 128, dtype: bfloat16'
+    description.write_text(f"engine_id: e\nmodel: {{layers: [{{{layers}}}]}}\ncache: {{num_blocks: 100}}\n")
+    cost = Cost(post_s=0, descriptor_s=7e-6, bytes_per_s=3e9)
+    write_calibration(tmp_path / "c.json", Calibration(transports={"cma": cost}))
+    result = run("explain", description, description, "--calibration", tmp_path / "c.json")
+    assert result.exit_code == 0, result.output
+    assert "at 3 GB/s a rank and 7 us a descriptor" in result.stdout
+    empty = tmp_path / "empty.json"
+    write_calibration(empty, Calibration())
+    for path, said in ((empty, "about no transport"), (tmp_path / "missing.json", "cannot be read")):
+        result = run("explain", description, description, "--calibration", path)
+        assert result.exit_code == 2
+        assert said in result.stderr
+
+
 @pytest.mark.parametrize(
     "text, said",
     [

@@ -117,6 +117,14 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
         raise DescriptionError(f"{path} cannot be written: {error.strerror}", file=str(path)) from None
 
 
+def measured_transport(path: Path) -> str:
+    """Return the transport that a file is about, NIXL if it is about several. Raises ``DescriptionError``."""
+    found = read_calibration(path).transports
+    if not found:
+        raise DescriptionError(f"{path} is about no transport", file=str(path), field="transports")
+    return "nixl" if "nixl" in found else next(iter(found))
+
+
 def read_calibration(path: Path) -> Calibration:
     """Return what a file says. Raises ``DescriptionError`` with the field that is wrong."""
     try:

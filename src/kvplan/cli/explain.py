@@ -8,6 +8,7 @@ from typing import Optional
 import typer
 from rich.console import Console
 
+from kvplan.cli.calibration import measured_transport
 from kvplan.cli.engine_file import load_pair
 from kvplan.cli.exits import BAD_INPUT, exits
 from kvplan.cli.flows import Cost, flows
@@ -17,6 +18,7 @@ from kvplan.cli.pairs import proved_plan
 from kvplan.cli.picture import draw, page
 from kvplan.cli.sample import roomy, sample_request
 from kvplan.cli.summary_table import closing_lines, group_table, pair_table
+from kvplan.transport.cost import cost_model
 
 MAX_TOKENS = 10_000_000
 PIPE_WIDTH = 170
@@ -35,6 +37,7 @@ def explain(
     tokens: int = typer.Option(1000, "--tokens", min=1, max=MAX_TOKENS, help="Length of the sample request."),
     bandwidth: float = typer.Option(25.0, "--bandwidth", min=0.001, help="GB/s of one rank's link."),
     descriptor_cost: float = typer.Option(3.0, "--descriptor-cost", min=0.0, help="Microseconds a descriptor adds."),
+    calibration: Optional[Path] = typer.Option(None, "--calibration", help="Costs that kvplan bench has measured."),  # noqa: UP045
     picture: Optional[Path] = typer.Option(None, "--picture", help="Also draw it: a path ending in .svg or .html."),  # noqa: UP045
     key: str = key_option(),
 ) -> None:
@@ -49,6 +52,9 @@ def explain(
         ours, theirs = (roomy(target, tokens) for target in load_pair(source, destination, key=key))
         plan = proved_plan(ours, theirs)
         cost = Cost(bandwidth, descriptor_cost)
+        if calibration is not None:
+            transport = theirs.facts.get("transport", "") or measured_transport(calibration)
+            cost = Cost.measured(cost_model(transport, file=str(calibration)))
         found = flows(plan, sample_request(ours, theirs, tokens), cost)
         console = Console(soft_wrap=False)
         if not console.is_terminal:

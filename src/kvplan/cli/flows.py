@@ -40,6 +40,8 @@ class Cost:
     """Gigabytes a second."""
     descriptor_us: float = 3.0
     """Microseconds that each descriptor adds."""
+    scatter: ReadCost = SCATTER
+    """What a local scatter out of staging costs."""
 
     def seconds(self, num_bytes: int, num_descriptors: int) -> float:
         """Return the time that one rank needs."""
@@ -49,7 +51,12 @@ class Cost:
     def model(self) -> CostModel:
         """What a session with this cost of reads decides on."""
         read = ReadCost(DEFAULTS["nixl"].post_s, self.descriptor_us * 1e-6, self.bandwidth_gbps * 1e9)
-        return CostModel(read, SCATTER)
+        return CostModel(read, self.scatter)
+
+    @staticmethod
+    def measured(model: CostModel) -> Cost:
+        """Return the cost that a model states, but for what a batch costs by itself."""
+        return Cost(model.read.bytes_per_s / 1e9, model.read.descriptor_s * 1e6, model.scatter)
 
 
 @dataclass(frozen=True, slots=True)
