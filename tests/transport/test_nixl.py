@@ -12,7 +12,7 @@ import weakref
 import numpy as np
 import pytest
 
-from kvplan.errors import IllegalTransitionError, NotRegisteredError, PeerGoneError, TransportError
+from kvplan.errors import IllegalTransitionError, NotRegisteredError, PeerGoneError, TransportError, UnsupportedError
 from kvplan.testing.processes import LocalPeer, PeerProcess, memory_range, pattern
 from kvplan.testing.transport_claims import expect_raises, make_batch, move
 from kvplan.transport import Device, MemoryRange, State, create
@@ -286,3 +286,12 @@ def test_ucx_tls_does_not_stay_in_the_environment(monkeypatch):
     monkeypatch.delenv("UCX_TLS")
     create("nixl", **TCP).close()
     assert "UCX_TLS" not in os.environ
+
+
+def test_backends_are_named_and_a_wrong_one_is_refused() -> None:
+    with create("nixl", backends=["UCX"]) as transport:
+        assert transport.name == "nixl"
+    with pytest.raises(UnsupportedError, match="give a list of names of NIXL backends"):
+        create("nixl", backends="UCX")
+    with pytest.raises(TransportError, match="starting NIXL"):
+        create("nixl", backends=["NO_SUCH_BACKEND"])

@@ -21,7 +21,7 @@ import zlib
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from kvplan.errors import TransportError
+from kvplan.errors import TransportError, UnsupportedError
 from kvplan.transport.base import Batch, Handle, MemoryRange, State
 from kvplan.transport.checked import CheckedTransport, finished
 from kvplan.transport.nixl_binding import NixlAgent, NixlRequest
@@ -54,17 +54,28 @@ class NixlTransport(CheckedTransport):
     ``progress_delay_us`` is how long the progress thread sleeps between looks: 10,000 costs 0.4% of an idle core.
     ``ucx_tls`` limits UCX to these transports (its variable UCX_TLS); None lets UCX and the environment decide.
     ``close_timeout_s`` bounds how long ``close`` waits for batches in flight.
+    ``backends`` are NIXL backends by name; memory is registered with each, and NIXL chooses among them. Tested: UCX.
     """
 
     name: ClassVar[str] = "nixl"
 
     def __init__(
-        self, *, progress_delay_us: int = 10_000, ucx_tls: str | None = None, close_timeout_s: float = 2.0
+        self,
+        *,
+        progress_delay_us: int = 10_000,
+        ucx_tls: str | None = None,
+        close_timeout_s: float = 2.0,
+        backends: Sequence[str] = ("UCX",),
     ) -> None:
         super().__init__()
+        if isinstance(backends, str) or not backends:
+            raise UnsupportedError(f"backends is {backends!r}; give a list of names of NIXL backends, as ['UCX']")
         self._close_timeout_s = close_timeout_s
         self._agent: NixlAgent | None = NixlAgent(
-            f"kvplan-{os.getpid()}-{secrets.token_hex(8)}", progress_delay_us=progress_delay_us, ucx_tls=ucx_tls
+            f"kvplan-{os.getpid()}-{secrets.token_hex(8)}",
+            progress_delay_us=progress_delay_us,
+            ucx_tls=ucx_tls,
+            backends=backends,
         )
         self._registered: list[Any] = []
         self._agents: dict[str, str] = {}

@@ -116,9 +116,9 @@ _MOVES = {
 
 
 class NixlAgent:
-    """One NIXL agent with the UCX backend and one progress thread that sleeps between looks."""
+    """One NIXL agent with its backends (UCX, usually) and one progress thread that sleeps between looks."""
 
-    def __init__(self, name: str, *, progress_delay_us: int, ucx_tls: str | None) -> None:
+    def __init__(self, name: str, *, progress_delay_us: int, ucx_tls: str | None, backends: Sequence[str]) -> None:
         self._bindings = load_bindings()
         self.name = name
         config = self._bindings.nixlAgentConfig()
@@ -127,7 +127,8 @@ class NixlAgent:
         config.syncMode = self._bindings.NIXL_THREAD_SYNC_STRICT
         with translate("starting NIXL"), _environment({"UCX_TLS": ucx_tls} if ucx_tls else {}):
             self._agent = self._bindings.nixlAgent(name, config)
-            self._agent.createBackend("UCX", {})
+            for backend in backends:
+                self._agent.createBackend(backend, {})
 
     def register(self, ranges: Sequence[MemoryRange]) -> list[Any]:
         """Register ``ranges`` and return what `deregister` needs."""
