@@ -33,6 +33,7 @@ WILDCARDS = ("0.0.0.0", "::", "*", "")  # noqa: S104 - named to refuse advertisi
 NIXL_KEYS = {
     "kv_lease_duration": "lease_s",
     "backends": "backends",
+    "engine_ttl": "peer_idle_s",
 }
 """Extra config keys of vLLM's NIXL connector that mean something here, and what they set."""
 
