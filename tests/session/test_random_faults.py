@@ -20,7 +20,7 @@ TOKENS = 12
 P_BLOCKS, D_BLOCKS = 3, 2
 REUSED, FREE = 0x55, 0x11
 MESSAGES = ["Claim", "Granted", "Refused", "Renew", "Renewed", "Done", "DoneAck", "Release", "Released", "Introduce",
-            "Introduced", "Hello", "HelloRequest"]  # fmt: skip
+            "Introduced", "Hello", "HelloRequest", "Digest", "Digested", "DigestRefused"]  # fmt: skip
 
 
 def fill_blocks(memory, block_ids, value):
@@ -47,11 +47,14 @@ def holds_the_cache(memory, tables):
 
 
 class Faults(RuleBasedStateMachine):
+    verify_rate = 0.0
+
     @initialize(staged=st.booleans(), retries=st.integers(0, 1))
     def build(self, staged, retries):
         self.town = Town(
-            staging_bytes=(1 << 15 if staged else 0), staging_slots=2, read_retries=retries, max_post_bytes=256
-        )
+            staging_bytes=(1 << 15 if staged else 0), staging_slots=2, read_retries=retries, max_post_bytes=256,
+            verify_rate=self.verify_rate,
+        )  # fmt: skip
         self.prefill, self.decode = self.town.pair()
         self.next = 0
         self.restarts = 0
@@ -257,5 +260,23 @@ class Faults(RuleBasedStateMachine):
 TestFaults = Faults.TestCase
 TestFaults.settings = settings(
     max_examples=40, stateful_step_count=30, deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)  # fmt: skip
+
+
+class VerifiedFaults(Faults):
+    """The same with every read verified: faults end reads, and never make right bytes look wrong."""
+
+    verify_rate = 1.0
+
+    def teardown(self):
+        super().teardown()
+        if hasattr(self, "town"):
+            assert self.decode.count("digest_mismatches") == self.decode.count("loop_errors") == 0
+
+
+TestVerifiedFaults = VerifiedFaults.TestCase
+TestVerifiedFaults.settings = settings(
+    max_examples=20, stateful_step_count=30, deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
