@@ -18,6 +18,7 @@ help:
 	@echo "make check       lint, types and house rules only"
 	@echo "make docs        write the tables of docs/operations.md anew"
 	@echo "make bench       the benchmark scripts, one after the other"
+	@echo "make docs        the documentation as a site, in build/site"
 	@echo "make setup       the virtual environment in $(VENV)"
 
 demo: $(READY)
@@ -50,6 +51,9 @@ docs: $(READY)
 
 bench: $(READY)
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
 
 setup: $(READY)
 
