@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from kvplan.transport.base import Transport
 
 
+_WRITTEN: dict[int, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
+"""Memory of areas with a slot in use, by address: it outlives a session that was closed with a write outstanding."""
+
+
 class StagingArea:
     """Slots of host memory."""
 
@@ -50,15 +54,17 @@ class StagingArea:
 
     def take(self) -> int:
         """Return a free slot, making the area at the first call. Raises ``TransportError`` when that fails."""
-        if self._memory is None:
-            self._make()
+        memory = self._memory if self._memory is not None else self._make()
         if not self._free:
             raise SessionError("no staging slot is free")
+        _WRITTEN[self._base] = memory
         return self._free.pop()
 
     def give_back(self, slot: int) -> None:
         """Free a slot that nothing writes into any more."""
         self._free.append(slot)
+        if len(self._free) == self._num_slots:
+            _WRITTEN.pop(self._base, None)
 
     def placed(self, slot: int, reads: Descriptors) -> Descriptors:
         """Return reads whose destinations, relative to a slot, are made absolute."""
@@ -71,9 +77,10 @@ class StagingArea:
     def _start(self, slot: int) -> np.uint64:
         return np.uint64(self._base + slot * self.slot_bytes)
 
-    def _make(self) -> None:
+    def _make(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         size = self._num_slots * self.slot_bytes
         memory = np.zeros(size + PAGE_BYTES, np.uint8)
         base = -(-memory.ctypes.data // PAGE_BYTES) * PAGE_BYTES
         self._transport.register([MemoryRange(base, size)])
         self._memory, self._base, self._free = memory, base, list(range(self._num_slots))
+        return memory
