@@ -202,7 +202,7 @@ def _share(group: int, pair: PairPlan, parts: list[PlanPart], request: Request) 
     for part in parts:
         for i, placed in enumerate(part.placed):
             component = part.names[0][i][1]
-            components.setdefault(component)
+            components |= dict.fromkeys(names[i][1] for names in part.names)
             for axis, pieces in zip(placed.cells.names, placed.cells.axes, strict=True):
                 if axis in {"kv_head", "state_head"} or (axis == "channel" and component == "ssm"):
                     held.setdefault(axis, []).extend(zip(pieces.start.tolist(), pieces.stop.tolist(), strict=True))

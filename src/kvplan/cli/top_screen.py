@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.columns import Columns
 from rich.console import Group
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +15,7 @@ from kvplan.cli.top_model import merged_failures, merged_leases, merged_peers, m
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from kvplan.cli.top_model import Rates, Sample
     from kvplan.wire.status import Status
@@ -30,6 +28,24 @@ STATE_STYLES = {
 SENTENCES = ("detail", "why")
 """Columns that wrap; the others keep their width."""
 BARS = " ▁▂▃▄▅▆▇█"
+
+
+class _Flow:
+    """Texts one after the other, each whole; a new line where the next one does not fit."""
+
+    def __init__(self, texts: Sequence[Text], *, indent: int = 2, gap: int = 3) -> None:
+        self._texts = texts
+        self._indent = indent
+        self._gap = gap
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = Text(" " * self._indent, style="default")
+        for text in self._texts:
+            if line.cell_len + text.cell_len > options.max_width:
+                yield line
+                line = Text(" " * self._indent, style="default")
+            line.append_text(text).append(" " * self._gap, style=text.style)
+        yield line
 
 
 def frame(engines: Sequence[tuple[Sample, Rates, Sequence[float]]], *, rows: int, hint: str = "") -> Group:
@@ -116,8 +132,7 @@ def _numbers(sample: Sample, rates: Rates, history: Sequence[float]) -> Renderab
         parts.append((f"p50 <= {duration(middle)}, p99 <= {duration(slow)}", ""))
     if len(history) > 1:
         parts.append((sparkline(history), "cyan"))
-    line = Columns([Text(words, style=style, no_wrap=True) for words, style in parts], padding=(0, 3))
-    return Padding(line, (0, 0, 0, 2))
+    return _Flow([Text(words, style=style) for words, style in parts])
 
 
 def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
