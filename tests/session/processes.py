@@ -17,7 +17,9 @@ from pathlib import Path
 from kvplan.planner import BlockTable
 from kvplan.testing.oracle import elements
 from kvplan.transport import create
+from kvplan.wire.addresses import Address, parse_address
 from tests.session.engines import QUICK, Engine
+from tests.session.flaky import Flaky
 
 ANSWER_S = 60.0
 PRELOADED = ["tests.session.processes", "kvplan.transport.cma", "kvplan.transport.nixl", "nixl_cu12._bindings"]
@@ -26,7 +28,7 @@ PRELOADED = ["tests.session.processes", "kvplan.transport.cma", "kvplan.transpor
 
 def serve(pipe, name, shape, transport, options):
     """Carry out commands in the child until it is told to stop, or the parent is gone."""
-    engine = Engine(name, shape, make_transport=lambda: create(transport), **options)
+    engine = Engine(name, shape, make_transport=lambda: Flaky(create(transport)), **options)
     engine.start()
     pipe.send((True, engine.desk.port))
     with contextlib.suppress(EOFError, BrokenPipeError):
@@ -86,8 +88,22 @@ def _holds(engine, tables, num_tokens):
     )
 
 
+def _fail(engine, *, posts=0, polls=0):
+    """Let every rank's transport fail so often."""
+    for transport in engine.transports:
+        transport.failing_posts, transport.failing_polls = posts, polls
+
+
+def _addresses(engine):
+    """Where the engine listens."""
+    control = [parse_address(session.hello().control_address) for session in engine.sessions]
+    return [Address("127.0.0.1", engine.desk.port), *control]
+
+
 COMMANDS = {
+    "addresses": _addresses,
     "cancel": _each("cancel"),
+    "fail": _fail,
     "health": _health,
     "holds": _holds,
     "read_many": lambda engine, reads: [engine.read(*read) for read in reads],

@@ -3,6 +3,8 @@
 Each fault is repeated ``TIMES`` on one pair of engines where nobody dies; where somebody does, it is started anew.
 """
 
+import contextlib
+import socket
 import time
 from dataclasses import replace
 
@@ -10,6 +12,7 @@ import pytest
 
 from tests.session.engines import D_SHAPE, P_SHAPE, QUICK
 from tests.session.processes import EngineProcess
+from tests.session.test_faults import pester
 
 pytestmark = pytest.mark.nixl
 
@@ -118,6 +121,35 @@ def test_f9_offers_withdrawn_at_any_moment(engines):
         prefill.call("withdraw", f"withdraw-{i}")
         assert set(decode.wait("failures", f"local-withdraw-{i}")) <= {"withdrawn", "received"}
         prefill.wait("sent", f"withdraw-{i}", bound_s=5.0)
+
+
+@pytest.mark.parametrize("where", ["posts", "polls"])
+def test_f13_transport_errors_are_made_good_within_the_budget_and_reported_beyond_it(engines, where):
+    prefill, decode = engines
+    for i in range(TIMES):
+        decode.call("fail", **{where: 1})
+        one_request(prefill, decode, f"flaky-{where}-{i}")
+    for i in range(TIMES):
+        decode.call("fail", **{where: 1000})
+        remote = prefill.call("offer", f"broken-{where}-{i}", prefill.table(TOKENS), TOKENS)
+        decode.call("read", f"local-broken-{where}-{i}", remote, decode.table(TOKENS))
+        assert decode.wait("failures", f"local-broken-{where}-{i}") == ["transport_error"] * 3
+        prefill.wait("sent", f"broken-{where}-{i}", bound_s=5.0)
+    decode.call("fail")
+    one_request(prefill, decode, f"mended-{where}")
+
+
+def test_f11_noise_and_a_thousand_connections_on_every_socket(engines):
+    prefill, decode = engines
+    for engine in (prefill, decode):
+        for address in engine.call("addresses"):
+            for _ in range(TIMES // 4):
+                pester(address)
+    with contextlib.ExitStack() as stack:
+        for address in prefill.call("addresses") * 300:
+            stack.enter_context(socket.create_connection(address))
+        one_request(prefill, decode, "among-strangers")
+    one_request(prefill, decode, "after-strangers")
 
 
 def test_a_frozen_consumer_does_not_keep_blocks_and_does_not_believe_what_it_finds(engines):
