@@ -16,6 +16,7 @@ import kvplan.session.config
 from kvplan.session import REASONS, SessionConfig
 from kvplan.session.advice import advice
 from kvplan.session.declared import METRICS
+from kvplan.wire.asking import SENTENCES
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "operations.md"
@@ -41,6 +42,14 @@ def settings() -> list[str]:
     return ["| key | default | meaning |", "|---|---|---|", *rows]
 
 
+def unreachable() -> list[str]:
+    return [
+        "| what is wrong | what the command says |",
+        "|---|---|",
+        *(f"| {why} | {text} |" for why, text in SENTENCES.items()),
+    ]
+
+
 def _field_texts() -> dict[str, str]:
     """The line under each field of SessionConfig."""
     tree = ast.parse(Path(kvplan.session.config.__file__).read_text())
@@ -53,7 +62,7 @@ def _field_texts() -> dict[str, str]:
 
 
 def written_anew(page: str) -> str:
-    tables = {"metrics": metrics, "reasons": reasons, "settings": settings}
+    tables = {"metrics": metrics, "reasons": reasons, "settings": settings, "unreachable": unreachable}
     return MARKED.sub(lambda found: found[1] + "\n".join(tables[found[2]]()) + "\n" + found[3], page)
 
 

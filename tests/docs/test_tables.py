@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from tests.docs.tables import MARKED, PAGE, written_anew
+import re
+
+import yaml
+
+from tests.docs.tables import MARKED, PAGE, ROOT, written_anew
 
 
 def test_tables_are_those_of_the_code():
     page = PAGE.read_text()
-    assert [found[2] for found in MARKED.finditer(page)] == ["settings", "reasons", "metrics"]
+    assert [found[2] for found in MARKED.finditer(page)] == ["settings", "reasons", "metrics", "unreachable"]
     assert page == written_anew(page), "run `make docs`"
+
+
+def test_messages_at_start_up_are_those_of_the_code():
+    table = PAGE.read_text().partition("<!-- messages -->")[2].partition("<!-- end messages -->")[0]
+    named = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    source = "\n".join(path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
+    assert len(named) > 15
+    assert [message for message in named if message not in source] == []
+
+
+def test_every_alert_is_explained():
+    rules = yaml.safe_load((ROOT / "dashboards" / "alerts.yaml").read_text())["groups"][0]["rules"]
+    explained = re.findall(r"^\| `(KVPlan\w+)` \|", PAGE.read_text(), re.MULTILINE)
+    assert explained == [rule["alert"] for rule in rules]

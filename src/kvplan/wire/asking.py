@@ -165,7 +165,7 @@ class Asker:
                 line.stage = event
             elif event != zmq.EVENT_CONNECT_RETRIED or line.stage == 0:
                 why = "unreachable" if line.stage == 0 else self._why_closed(address, line.stage)
-                return UnavailableError(f"{address}: {_SENTENCES[why]}", address=str(address), why=why)
+                return UnavailableError(f"{address}: {SENTENCES[why]}", address=str(address), why=why)
         return None
 
     def _why_closed(self, address: Address, stage: int) -> str:
@@ -182,11 +182,11 @@ class Asker:
     def _overdue(self, address: Address, timeout_s: float) -> UnavailableError:
         stage = self._lines[address].stage
         why = {0: "no connection", zmq.EVENT_HANDSHAKE_SUCCEEDED: "silent"}.get(stage, "no side channel")
-        text = f"{address}: {_SENTENCES[why]} (waited {timeout_s:g} s)"
+        text = f"{address}: {SENTENCES[why]} (waited {timeout_s:g} s)"
         return UnavailableError(text, address=str(address), why=why)
 
 
-_SENTENCES = {
+SENTENCES = {
     "unreachable": "nobody listens there; is the engine running, and is this the port of its side channel "
     f"(default {DEFAULT_PORT})?",
     "no connection": "the host does not answer; is the address right, and the port open in firewalls?",
