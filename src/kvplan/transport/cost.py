@@ -67,14 +67,14 @@ class CostModel:
         return self.read.descriptor_s * self.read.bytes_per_s
 
 
-SCATTER = Cost(post_s=60e-6, descriptor_s=0.06e-6, bytes_per_s=10e9)
-"""`kvplan.transport.local.copy_runs`: an EPYC core of 2023, out of cache."""
+SCATTER = Cost(post_s=60e-6, descriptor_s=0.06e-6, bytes_per_s=6e9)
+"""`kvplan.transport.local.copy_runs` from a hot area into cold blocks, one core of a two-core EPYC machine."""
 
 DEFAULTS: Mapping[str, Cost] = {
-    "nixl": Cost(post_s=60e-6, descriptor_s=2.6e-6, bytes_per_s=7e9),
-    "cma": Cost(post_s=170e-6, descriptor_s=0.6e-6, bytes_per_s=7e9),
+    "nixl": Cost(post_s=60e-6, descriptor_s=2.6e-6, bytes_per_s=5e9),
+    "cma": Cost(post_s=100e-6, descriptor_s=1.2e-6, bytes_per_s=4.5e9),
 }
-"""By transport; the same machine, both ends on it. NIXL over an RDMA fabric has about the same cost per descriptor."""
+"""By transport; the same machine, both ends on it, memory on small pages and out of cache."""
 
 UNKNOWN = DEFAULTS["nixl"]
 """For transports that nobody has measured."""
@@ -92,7 +92,7 @@ def cost_model(
     """Return the model for a transport. Values of 0 are not overridden. Raises ``DescriptionError`` for a bad file.
 
     >>> cost_model("nixl", descriptor_s=1e-6).read
-    Cost(post_s=6e-05, descriptor_s=1e-06, bytes_per_s=7000000000.0)
+    Cost(post_s=6e-05, descriptor_s=1e-06, bytes_per_s=5000000000.0)
     """
     read, scatter = DEFAULTS.get(transport, UNKNOWN), SCATTER
     if file:

@@ -7,7 +7,8 @@ Scattered runs are seldom irregular: rows of a block, blocks of a layer. So, per
    run, its only axis steps by single bytes, so an index is an address. Slices of it stay in the cache.
 3. Long irregular runs are copied one by one.
 
-numpy does the first two without the GIL.
+numpy does the first two without the GIL, provided that one call does enough: other threads, an engine's above all,
+must not wait for a loop of many small ones.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Bytes = NDArray[np.uint8]
 
-WORTH_A_VIEW = 128
-"""Mean runs per strided copy from which those win: making two views costs about as much as indexing so many runs."""
+WORTH_A_VIEW = 512
+"""Mean runs per strided copy from which those win. numpy keeps the GIL for fewer than 500 items."""
 
 MAX_KINDS = 64
 """Shapes of groups that are looked at; runs with more of them are irregular."""
 
-LONG_RUN_BYTES = 8 << 10
+LONG_RUN_BYTES = 32 << 10
 """Irregular runs from here on are copied one by one: an index copies twice, and a loop's turn does not count here."""
 
+SLICE_RUNS = 512
+"""Least runs that one indexing moves; see ``WORTH_A_VIEW``."""
+
 SLICE_BYTES = 96 << 10
-"""Bytes that one indexing moves: what it gathers is still in the cache when it is put down, and comes from the heap."""
+"""Bytes that it moves if its runs are short: what it gathers is still in the cache when it is put down."""
 
 SAMPLE_RUNS = 4096
 """Runs that are looked at first: where these are irregular, the rest is not looked at."""
-
-FEW_RUNS = 512
-"""Runs below which looking for regularity costs more than it saves."""
 
 MAX_LENGTHS = 16
 """Lengths of runs that are copied one after the other; with more of them, runs are cut to their common divisor."""
@@ -136,14 +137,14 @@ def _copy_indexed(here: Bytes, there: Bytes, source: Ints, destination: Ints, on
     """Copy runs by their addresses."""
     origin = np.ndarray((len(here) - one.itemsize + 1,), one, here, 0, (1,))
     target = np.ndarray((len(there) - one.itemsize + 1,), one, there, 0, (1,))
-    step = max(1, SLICE_BYTES // one.itemsize)
+    step = max(SLICE_RUNS, SLICE_BYTES // one.itemsize)
     for at in range(0, len(source), step):
         target[destination[at : at + step]] = origin[source[at : at + step]]
 
 
 def _views(source: Ints, destination: Ints) -> list[_View] | None:
     """Return the strided copies that together copy all runs, or None when there would be too many."""
-    if len(source) < FEW_RUNS:
+    if len(source) < WORTH_A_VIEW:
         return None
     if len(source) > 2 * SAMPLE_RUNS and _views(source[:SAMPLE_RUNS], destination[:SAMPLE_RUNS]) is None:
         return None
