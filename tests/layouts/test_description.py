@@ -58,6 +58,11 @@ def test_words_in_any_case_with_hyphens(tmp_path, word, packing):
         ("dtype: bfloat16", "dtype: bflot16", 3, ["model.layers.0.dtype", "bflot16", "float8_e4m3fn"]),
         ("{0..31}", "{31..0}", 2, ["model.layers.0.name", "31..0"]),
         ("{0..31}", "{0..}", 2, ["model.layers.0.name"]),
+        ("{0..31}", "{0..10000000000}", 2, ["model.layers.0.name", "more than 100000 layers"]),
+        ("num_blocks: 1000", "num_blocks: 1000000000000000000", 5, ["63 bits", "lower num_blocks"]),
+        ("num_blocks: 1000", "num_blocks: 1.5", 5, ["cache.num_blocks: 1.5", "whole number"]),
+        ("num_blocks: 1000", "num_blocks: null", 5, ["cache.num_blocks: null", "whole number"]),
+        ("num_blocks: 1000", "num_blocks: 10\x00", 5, ["character 0 is not allowed"]),
         ("kernel_block_size: 16", "kernel_block_size: 12", 5, ["kernel_block_size is 12", "block_size is 32"]),
         ("dcp: 1", "dcp: 3", 4, ["parallel.dcp", "dcp is 3", "tp is 4"]),
         ("dcp: 1, dcp_interleave: 1", "dcp: 2, dcp_interleave: 5", 4, ["dcp_interleave is 5", "block_size is 32"]),
@@ -88,6 +93,28 @@ def test_a_bad_file_is_refused_with_line_and_field(tmp_path, old, new, line, wor
 def test_nonsense_is_refused(tmp_path, text):
     with pytest.raises(DescriptionError, match=r"engine\.yaml"):
         read(tmp_path, text)
+
+
+def test_an_empty_file_is_called_so(tmp_path):
+    with pytest.raises(DescriptionError, match=r"engine\.yaml:1: the file is empty"):
+        read(tmp_path, "# nothing yet\n")
+
+
+def test_own_keys_win_over_merged_ones(tmp_path):
+    base = "cache: &base {block_size: 64, num_blocks: 10}"
+    text = EXAMPLE.replace("cache: {", f"cache: {{<<: {base.partition('&base ')[2]}, ")
+    assert read(tmp_path, text) == read(tmp_path, EXAMPLE)
+    with pytest.raises(DescriptionError, match="'tp' is given twice"):
+        read(tmp_path, EXAMPLE.replace("tp: 4", "<<: {pp: 2}, tp: 4, tp: 2"))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path):
+    assert read(tmp_path, f"\ufeff{EXAMPLE}") == read(tmp_path, EXAMPLE)
+
+
+def test_a_model_config_that_is_not_there_names_the_field(tmp_path):
+    with pytest.raises(DescriptionError, match=r"engine\.yaml:1: model\.hf_config: .*nope\.json' is not there"):
+        read(tmp_path, "model: {hf_config: nope.json}")
 
 
 def test_aliases_cannot_unfold_without_end(tmp_path):

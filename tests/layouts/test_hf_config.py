@@ -112,3 +112,14 @@ def test_what_is_no_config(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(DescriptionError, match=r"config\.json:\d+"):
         read_hf_config(tmp_path)
+
+
+def test_a_class_name_tells_the_family_where_model_type_is_missing() -> None:
+    given = {"architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 2, **ANY}
+    assert model_spec(given).layers == model_spec(given | {"model_type": "qwen3_moe"}).layers
+
+
+def test_an_unknown_family_names_its_file_and_line(tmp_path) -> None:
+    (tmp_path / "config.json").write_text('{\n "model_type": "rwkv"}')
+    with pytest.raises(UnsupportedError, match=r"config\.json:2: model_type: 'rwkv' is not known"):
+        read_hf_config(tmp_path)

@@ -7,11 +7,14 @@ One :class:`AddressSpace` serves both targets of a command, so that the made-up 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplan.cli.live import ask_engine, is_live
+from kvplan.errors import DescriptionError, LayoutError
 from kvplan.layouts import AddressSpace, EngineSpec, engine_layout
 from kvplan.layouts.description import read_description
+from kvplan.layouts.document import load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +48,12 @@ def load_target(target: str, addresses: AddressSpace, *, key: str = "") -> Targe
         engine = ask_engine(target, key=key)
         return Target(target, engine.layout, None, engine.facts)
     spec = read_description(target)
-    return Target(target, engine_layout(spec, addresses), spec)
+    try:
+        return Target(target, engine_layout(spec, addresses), spec)
+    except DescriptionError as error:
+        raise load(Path(target)).located(error) from None
+    except LayoutError as error:
+        raise DescriptionError(f"{target}: {error}", file=target) from None
 
 
 def load_pair(source: str, destination: str, *, key: str = "") -> tuple[Target, Target]:

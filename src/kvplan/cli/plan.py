@@ -10,7 +10,7 @@ from kvplan.cli.exits import exits
 from kvplan.cli.live import key_option
 from kvplan.cli.pairs import bound_pairs, proved_plan
 from kvplan.cli.plan_json import plan_json
-from kvplan.cli.request_file import read_request
+from kvplan.cli.request_file import read_request, short_tables
 from kvplan.errors import BindError
 
 
@@ -40,6 +40,8 @@ def plan(
         except BindError as error:
             bound = bound_pairs(found, wanted, require_cover=False)
             typer.echo(f"warning: {error}; what the source lacks is not moved", err=True)
+        for sentence in short_tables(wanted, theirs):
+            typer.echo(f"warning: {sentence}", err=True)
         if as_json:
             text = msgspec.json.encode(plan_json(ours.layout, theirs.layout, bound))
             typer.echo(msgspec.json.format(text, indent=1).decode() if len(text) < 1 << 16 else text.decode())

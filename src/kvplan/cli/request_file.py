@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import DescriptionError
-from kvplan.layouts.document import build, check_keys, load, mapping, sequence
+from kvplan.layouts.document import build, check_keys, load, mapping, sequence, shown
 from kvplan.planner import HOLE, BlockTable
 from kvplan.session.binding import MAX_TOKENS
 
@@ -53,9 +53,10 @@ def _request(data: Any, source: Target, destination: Target) -> Request:
     fields = mapping(data, "")
     check_keys(fields, ["num_tokens", "groups"], "")
     count = build(_Count, {key: x for key, x in fields.items() if key == "num_tokens"}, "")
-    if count.num_tokens > MAX_TOKENS:
-        raise DescriptionError(f"{count.num_tokens} is too large; at most {MAX_TOKENS}", field="num_tokens")
-    entries = sequence(fields.get("groups"), "groups")
+    _check_limit(count.num_tokens, "num_tokens")
+    if "groups" not in fields:
+        raise DescriptionError("groups must be given: one entry per KV cache group")
+    entries = sequence(fields["groups"], "groups")
     sides = {"source": source, "destination": destination}
     tables = {side: _side(entries, side, target.layout) for side, target in sides.items()}
     needed = tuple(
@@ -86,10 +87,14 @@ def _side(entries: list[Any], side: str, layout: EngineLayout) -> tuple[BlockTab
 
 
 def _table(data: dict[str, Any], tokens_per_block: int | None, field: str) -> BlockTable:
-    ids = sequence(data.get("block_ids"), f"{field}.block_ids")
+    if "block_ids" not in data:
+        raise DescriptionError("block_ids must be given", field=field)
+    ids = sequence(data["block_ids"], f"{field}.block_ids")
     for i, block in enumerate(ids):
         if not isinstance(block, int) or isinstance(block, bool) or block < HOLE:
-            raise DescriptionError(f"{block!r} is not a block id, nor -1 for a hole", field=f"{field}.block_ids.{i}")
+            raise DescriptionError(
+                f"{shown(block)} is not a block id, nor -1 for a hole", field=f"{field}.block_ids.{i}"
+            )
     rest = {key: x for key, x in data.items() if key != "block_ids"}
     table = build(_Table, rest | {"block_ids": []}, field)
     if tokens_per_block is not None and table.first_token % tokens_per_block:
@@ -97,7 +102,13 @@ def _table(data: dict[str, Any], tokens_per_block: int | None, field: str) -> Bl
             f"{table.first_token} is not the first token of a block; a block stands for {tokens_per_block} tokens",
             field=f"{field}.first_token",
         )
+    _check_limit(table.first_token, f"{field}.first_token")
     return BlockTable(table.first_token, tuple(ids))
+
+
+def _check_limit(num_tokens: int, field: str) -> None:
+    if num_tokens > MAX_TOKENS:
+        raise DescriptionError(f"{num_tokens} is too large; at most {MAX_TOKENS}", field=field)
 
 
 def _check_ids(tables: list[BlockTable], layout: EngineLayout, side: str) -> None:
@@ -131,6 +142,21 @@ def _check_twice(tables: list[BlockTable], layout: EngineLayout) -> None:
                         field=f"groups.{group}.destination.block_ids.{i}",
                     )
                 seen.add(block)
+
+
+def short_tables(request: Request, destination: Target) -> list[str]:
+    """Return a sentence for each destination table that ends before the request's last token."""
+    blocks = {item.group: item.block.tokens_per_block for rank in destination.layout.ranks for item in rank.components}
+    found = []
+    for group, table in enumerate(request.destination):
+        tokens = blocks.get(group)
+        end = table.first_token + len(table.block_ids) * (tokens or 0)
+        if tokens is not None and end < request.num_tokens:
+            found.append(
+                f"groups.{group}.destination: its blocks end at token {end}, num_tokens is {request.num_tokens}; "
+                "what has no block is not moved"
+            )
+    return found
 
 
 def _needed(table: BlockTable, window: int | None, num_tokens: int) -> BlockTable:

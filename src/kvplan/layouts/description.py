@@ -95,6 +95,7 @@ def _engine(document: Document, folder: Path) -> EngineSpec:
         parallel=parallel,
         cache=cache,
         model=model.name,
+        identity=model.identity,
     )
 
 
@@ -107,10 +108,7 @@ def _model(data: dict[str, Any], folder: Path) -> ModelSpec:
     if "hf_config" in data:
         if not isinstance(data["hf_config"], str):
             raise DescriptionError(f"{data['hf_config']!r} is not a path", field="model.hf_config")
-        inside = folder / data["hf_config"]
-        found = read_hf_config(
-            inside if inside.exists() or not Path(data["hf_config"]).exists() else Path(data["hf_config"]), dtype=dtype
-        )
+        found = read_hf_config(_config_path(folder, data["hf_config"]), dtype=dtype)
     elif "layers" not in data:
         raise DescriptionError("hf_config: PATH or layers must be given", field="model")
     entries = sequence(data.get("layers", []), "model.layers")
@@ -122,6 +120,16 @@ def _model(data: dict[str, Any], folder: Path) -> ModelSpec:
         raise DescriptionError(f"{count!r} is too few; the layers' names count up to {least}", field="model.num_layers")
     name = str(data.get("name", found.name))
     return dataclasses.replace(found, name=name, layers=layers, num_layers=count)
+
+
+def _config_path(folder: Path, text: str) -> Path:
+    """Return the path that a description in this folder names; one that is there from here will do too."""
+    for path in (folder / text, Path(text)):
+        if path.exists():
+            return path
+    raise DescriptionError(
+        f"{str(folder / text)!r} is not there; a path is relative to this file", field="model.hf_config"
+    )
 
 
 def _layers(entry: Any, field: str, dtype: str | None) -> list[LayerSpec]:

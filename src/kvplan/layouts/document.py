@@ -68,7 +68,7 @@ def load(path: Path) -> Document:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise DescriptionError(f"{path}:1: the file has more than {MAX_FILE_BYTES} bytes", file=str(path), line=1)
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise DescriptionError(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
     except UnicodeDecodeError:
@@ -80,8 +80,12 @@ def load(path: Path) -> Document:
         line, why = error.problem_mark.line + 1 if error.problem_mark else 1, error.problem or error.context
     except json.JSONDecodeError as error:
         line, why = error.lineno, error.msg
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        line, why = 1, str(error)
+    except RecursionError:
+        line, why = 1, "nested too deeply"
+    except yaml.reader.ReaderError as error:
+        line, why = text.count("\n", 0, error.position) + 1, f"character {error.character!r} is not allowed"
+    except (yaml.YAMLError, ValueError) as error:
+        line, why = 1, " ".join(str(error).split())
     message = f"{path}:{line}: not {'JSON' if read is _from_json else 'YAML'}: {why}"
     raise DescriptionError(message, file=str(path), line=line)
 
@@ -112,7 +116,7 @@ def _value(loader: yaml.SafeLoader, node: yaml.Node, path: str, lines: dict[str,
     if len(lines) > MAX_VALUES:
         raise ValueError(f"more than {MAX_VALUES} values, aliases counted as often as they are used")
     if isinstance(node, yaml.MappingNode):
-        loader.flatten_mapping(node)
+        _merge(loader, node)
         found: dict[Any, Any] = {}
         for key_node, value_node in node.value:
             key = loader.construct_object(key_node)
@@ -128,10 +132,23 @@ def _value(loader: yaml.SafeLoader, node: yaml.Node, path: str, lines: dict[str,
     return loader.construct_object(node)
 
 
+def _merge(loader: yaml.SafeLoader, node: yaml.MappingNode) -> None:
+    """Put what ``<<`` names in its place; the mapping's own keys win."""
+    num_own = sum(key.tag != "tag:yaml.org,2002:merge" for key, _ in node.value)
+    if num_own == len(node.value):
+        return
+    loader.flatten_mapping(node)
+    merged, own = node.value[: len(node.value) - num_own], node.value[len(node.value) - num_own :]
+    names = {key.value for key, _ in own if isinstance(key, yaml.ScalarNode)}
+    last = {key.value: (key, value) for key, value in merged if key.value not in names}
+    node.value = [*last.values(), *own]
+
+
 def mapping(data: Any, field: str) -> dict[str, Any]:
     """Return the data as a mapping with text keys, lower case and with underscores."""
     if not isinstance(data, dict):
-        raise DescriptionError(f"{_shown(data)} is not a mapping", field=field)
+        found = "the file is empty; fields are expected" if data is None and not field else None
+        raise DescriptionError(found or f"{shown(data)} is not a mapping of fields", field=field)
     return {
         str(key).strip().lower().replace("-", "_") if isinstance(key, str) else str(key): x for key, x in data.items()
     }
@@ -140,7 +157,7 @@ def mapping(data: Any, field: str) -> dict[str, Any]:
 def sequence(data: Any, field: str) -> list[Any]:
     """Return the data as a list."""
     if not isinstance(data, list):
-        raise DescriptionError(f"{_shown(data)} is not a list", field=field)
+        raise DescriptionError(f"{shown(data)} is not a list", field=field)
     return data
 
 
@@ -181,11 +198,11 @@ def _checked(value: Any, hint: Any, name: str, field: str) -> Any:
     if choices and isinstance(value, str):
         value = next((choice for choice in choices if choice.lower() == value.strip().lower().replace("-", "_")), value)
     if choices and value not in choices:
-        raise DescriptionError(f"{_shown(value)} is not allowed; allowed: {', '.join(choices)}", field=field)
+        raise DescriptionError(f"{shown(value)} is not allowed; allowed: {', '.join(choices)}", field=field)
     try:
         value = msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
-        raise DescriptionError(f"{_shown(value)}: {_plain(str(error))}", field=field) from None
+        raise DescriptionError(f"{shown(value)}: {_plain(str(error))}", field=field) from None
     least = 0 if name in FROM_ZERO else 1
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, int) and not isinstance(number, bool) and number < least:
@@ -196,6 +213,8 @@ def _checked(value: Any, hint: Any, name: str, field: str) -> Any:
 def _plain(message: str) -> str:
     words = {
         "`int`": "a whole number",
+        "`float`": "a number with a fraction",
+        "`object`": "a mapping",
         "`str`": "text",
         "`bool`": "true or false",
         "`array`": "a list",
@@ -207,6 +226,7 @@ def _plain(message: str) -> str:
     return text[0].lower() + text[1:]
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
+def shown(value: Any) -> str:
+    """Return a value as the file would have it, shortened."""
+    text = {"None": "null", "True": "true", "False": "false"}.get(repr(value), repr(value))
     return text if len(text) <= 60 else f"{text[:57]}..."

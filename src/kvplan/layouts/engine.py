@@ -53,6 +53,8 @@ class EngineSpec:
     cache: CacheGeometry = field(default_factory=CacheGeometry)
     model: str = ""
     """What the model is called, for messages; empty when unknown."""
+    identity: tuple[tuple[str, str], ...] = ()
+    """What else its Hugging Face config says, (key, value); empty for explicit layers."""
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -119,6 +121,10 @@ class EngineSpec:
         return tuple(layer for layer in self.layers if (last if layer.draft else decoder_index(layer) in stage))
 
 
+ADDRESS_LIMIT = 1 << 63
+"""One past the highest address that the planner takes."""
+
+
 class AddressSpace:
     """Hands out made-up addresses: disjoint, aligned, ascending. Memory is never touched."""
 
@@ -129,6 +135,11 @@ class AddressSpace:
     def take(self, num_bytes: int) -> int:
         """Return the first address of a range that nobody else has."""
         address = self._next
+        if address + num_bytes > ADDRESS_LIMIT:
+            raise DescriptionError(
+                f"regions of {num_bytes} bytes do not fit 63 bits of addresses; lower num_blocks",
+                field="cache.num_blocks",
+            )
         self._next += -(-num_bytes // self._alignment) * self._alignment
         return address
 

@@ -41,7 +41,9 @@ def _items(text: str, name: str) -> list[str]:
             raise DescriptionError(f"{{{text}}} in {name!r} is not a range; write {{0..31}} or {{0,4}}", field="name")
         return items
     start, stop, step = int(match[1]), int(match[2]), int(match[3] or 1)
-    if stop < start or step < 1 or (stop - start) // step >= MAX_NAMES:
+    if step and (stop - start) // step >= MAX_NAMES:
+        raise DescriptionError(f"{{{text}}} in {name!r} counts more than {MAX_NAMES} layers", field="name")
+    if stop < start or step < 1:
         raise DescriptionError(f"{{{text}}} in {name!r} counts nothing; write the smaller number first", field="name")
     return [str(number) for number in range(start, stop + 1, step)]
 
