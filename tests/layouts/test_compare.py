@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvplan.layouts import AttentionSpec, IndexerSpec, LatentSpec, Mamba2Spec
-from kvplan.layouts.compare import differences
+from kvplan.layouts import AttentionSpec, EngineSpec, IndexerSpec, LatentSpec, Mamba2Spec
+from kvplan.layouts.compare import differences, model_differences
+from kvplan.layouts.hf_config import model_spec
 from kvplan.planner import plan_engines
 from tests.layouts.engines import pair
 
@@ -15,6 +16,45 @@ ATTENTION = AttentionSpec(name="model.layers.0.self_attn", num_kv_heads=8, head_
 LATENT = LatentSpec(name="model.layers.0.self_attn", latent_dim=576)
 STATE = Mamba2Spec(name="model.layers.0.mixer", num_heads=8, head_dim=4, state_size=4, num_groups=2)
 KEYS = IndexerSpec(name="model.layers.0.indexer", head_dim=128, quant_block_size=128)
+
+
+def test_every_field_that_differs_is_named_not_only_the_first():
+    theirs = replace(ATTENTION, dtype="float16", num_kv_heads=4, head_dim=64)
+    found = differences(*pair([ATTENTION], {"tp": 2}, {"tp": 1}, destination_layers=[theirs]))
+    assert {item.field.partition(" ")[0] for item in found} == {"dtype", "num_kv_heads", "head_dim"}
+
+
+def test_a_row_counted_in_bytes_has_no_length_to_compare():
+    theirs = replace(LATENT, dtype="fp8_ds_mla")
+    found = differences(*pair([LATENT], {"tp": 2}, {"tp": 1}, destination_layers=[theirs]))
+    assert [item.field.partition(" ")[0] for item in found] == ["dtype"]
+
+
+LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 8}
+
+
+@pytest.mark.parametrize(
+    "change, fields",
+    [
+        ({}, []),
+        ({"_name_or_path": "elsewhere", "transformers_version": "9", "torch_dtype": "float16"}, []),
+        ({"rms_norm_eps": 1e-6}, []),
+        ({"rope_theta": 500000.0}, ["model.rope_theta"]),
+        ({"model_type": "mistral", "vocab_size": 200}, ["model.model_type", "model.vocab_size"]),
+    ],
+)
+def test_equal_geometry_does_not_make_one_model(change, fields):
+    both = [
+        LLAMA | {"rope_theta": 10000.0, "vocab_size": 100},
+        LLAMA | {"rope_theta": 10000.0, "vocab_size": 100} | change,
+    ]
+    specs = []
+    for data in both:
+        model = model_spec(data)
+        specs.append(EngineSpec(engine_id="e", layers=model.layers, num_layers=2, identity=model.identity))
+    found = model_differences(*specs)
+    assert [item.field for item in found] == fields
+    assert all(item.ours != item.theirs for item in found)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvplan.errors import CompatibilityError
-from kvplan.layouts.compare import differences, window_differences
+from kvplan.layouts.compare import differences, model_differences, window_differences
 from kvplan.planner import bind, plan_engines
 from kvplan.wire.compatibility import mismatches as fact_differences
 
@@ -31,7 +31,8 @@ def mismatches(source: Target, destination: Target) -> tuple[Mismatch, ...]:
         found = (*fact_differences(source.facts, destination.facts), *found)
     if source.spec is None or destination.spec is None:
         return found
-    return (*found, *window_differences(source.spec, destination.spec))
+    models = model_differences(source.spec, destination.spec)
+    return (*models, *found, *window_differences(source.spec, destination.spec))
 
 
 def bound_pairs(plan: EnginePlan, request: Request, *, require_cover: bool) -> list[tuple[int, int, Descriptors]]:

@@ -27,7 +27,9 @@ SCALES = "both engines keep scales, or neither (cache.scales); beside or inside 
 DRAFT = f"{SAME_MODEL}; a draft model's layers are marked draft: true"
 
 AXIS_FIELDS = {"kv_head": "num_kv_heads", "state_head": "num_heads", "channel": "channels", "width": "conv_kernel"}
-ROW_FIELDS = {"k": "head_dim", "v": "head_dim", "latent": "latent_dim", "indexer": "head_dim"}
+ROW_FIELDS = {"k": "head_dim", "v": "head_dim", "latent": "latent_dim", "indexer": "head_dim", "ssm": "state elements"}
+ROW_OF_BYTES = "fp8_ds_mla"
+"""Counts bytes, not elements: such a row's length says nothing about another type's."""
 
 
 class _Difference(NamedTuple):
@@ -59,6 +61,19 @@ def window_differences(source: EngineSpec, destination: EngineSpec) -> tuple[Mis
         if isinstance(layer, SlidingWindowSpec) and theirs.get(layer.name, layer.window) != layer.window:
             found.setdefault((layer.window, theirs[layer.name]), []).append(layer.name)
     return tuple(Mismatch(f"window ({_layers_text(x)})", str(a), str(b), SAME_MODEL) for (a, b), x in found.items())
+
+
+def model_differences(source: EngineSpec, destination: EngineSpec) -> tuple[Mismatch, ...]:
+    """Return what two models' configs say differently: equal geometry does not make them one model.
+
+    A key that one config leaves out is not compared, because its default is the model code's.
+    """
+    theirs = dict(destination.identity)
+    return tuple(
+        Mismatch(f"model.{key}", value, theirs[key], SAME_MODEL)
+        for key, value in source.identity
+        if theirs.get(key, value) != value
+    )
 
 
 def _missing(source: EngineLayout, destination: EngineLayout) -> Iterator[Mismatch]:
@@ -109,13 +124,15 @@ def _component(component: str, ours: list[BlockLayout], theirs: list[BlockLayout
     if (our_type, our_size) != (their_type, their_size):
         sizes = (f" ({our_size} bytes)", f" ({their_size} bytes)") if our_type == their_type else ("", "")
         yield _Difference("dtype", our_type + sizes[0], their_type + sizes[1], ONE_DTYPE)
-        return
     if (ours[0].tokens_per_block is None) != (theirs[0].tokens_per_block is None):
         mine, yours = ("state" if x[0].tokens_per_block is None else "tokens" for x in (ours, theirs))
         yield _Difference("kind", mine, yours, SAME_MODEL)
         return
     our_reach, their_reach = _reach(component, ours), _reach(component, theirs)
+    mixed = ROW_OF_BYTES in {our_type, their_type} and our_type != their_type
     for name in dict.fromkeys((*our_reach, *their_reach)):
+        if mixed and name == ROW_FIELDS.get(component):
+            continue
         a, b = (side.get(name, "none") for side in (our_reach, their_reach))
         if a != b:
             yield _Difference(name, a, b, SAME_MODEL)
