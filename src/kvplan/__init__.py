@@ -17,6 +17,7 @@ from kvplan.layouts import (
     compute_tp_mapping,
     generate_engine_transfer_plan,
     logical_to_kernel_block_ids,
+    register_remote_engine,
 )
 from kvplan.planner import (
     Axis,
@@ -66,5 +67,6 @@ __all__ = [
     "logical_to_kernel_block_ids",
     "plan_engines",
     "plan_rank",
+    "register_remote_engine",
     "stage",
 ]

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 
+import kvplan
 from kvplan.errors import BindError, LayoutError, SessionError
 from kvplan.layouts.attention import AttentionSpec
 from kvplan.layouts.conv_split import MambaConvSplitInfo
@@ -193,3 +194,23 @@ def test_the_transfer_plan_gives_reads_per_source_rank() -> None:
     assert reads[0].remote_block_ids == ((5, 2, 7),)
     assert reads[0].local_block_ids == ((3,),)
     assert sum(read.descriptors.total_bytes for read in reads) == 6 * 2 * 2 * 2 * 2
+
+
+def test_unknown_kinds_of_groups_are_refused_not_taken_for_replicated() -> None:
+    with pytest.raises(LayoutError, match="'mamba' is not known; known: attention, mla, state"):
+        compute_tp_mapping(topology(0, 2, 4), 4, ("attention", "mamba"))  # type: ignore[arg-type]
+
+
+def test_heads_of_a_rank_are_those_of_its_dcp_group() -> None:
+    here = TransferTopology(3, 4, 16, "here", is_mla=False, is_mamba=False, total_num_kv_heads=8, dcp_size=2)
+    assert here.local_physical_heads == 4
+
+
+def test_every_name_of_the_field_is_at_the_front_door() -> None:
+    here = kvplan.TransferTopology(0, 2, 16, "here", False, False, 8)
+    info = kvplan.EngineTransferInfo(4, 4096, 16)
+    assert kvplan.register_remote_engine(here, "there", info) is info
+    assert here.get_engine_info("there") is info
+    names = "compute_tp_mapping TPMapping ReadSpec generate_engine_transfer_plan EngineTransferPlan"
+    names += " logical_to_kernel_block_ids MambaConvSplitInfo"
+    assert set(names.split()) <= set(kvplan.__all__)

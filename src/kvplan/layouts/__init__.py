@@ -12,7 +12,7 @@ from kvplan.layouts.mamba2 import Mamba2Spec
 from kvplan.layouts.mla import LatentSpec
 from kvplan.layouts.parallel import Parallel, Place
 from kvplan.layouts.sliding_window import SlidingWindowSpec
-from kvplan.layouts.topology import EngineTransferInfo, TransferTopology
+from kvplan.layouts.topology import EngineTransferInfo, TransferTopology, register_remote_engine
 from kvplan.layouts.tp_mapping import TPMapping, compute_tp_mapping
 from kvplan.layouts.transfer_plan import EngineTransferPlan, ReadSpec, generate_engine_transfer_plan
 
@@ -41,4 +41,5 @@ __all__ = [
     "engine_layout",
     "generate_engine_transfer_plan",
     "logical_to_kernel_block_ids",
+    "register_remote_engine",
 ]

@@ -56,7 +56,7 @@ class TransferTopology:
     is_mamba: bool
     total_num_kv_heads: int
     dcp_size: int = 1
-    _engines: dict[tuple[str, int], EngineTransferInfo] = field(default_factory=dict, repr=False)
+    _engines: dict[tuple[str, int], EngineTransferInfo] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.tp_rank < self.tp_size:
@@ -96,7 +96,7 @@ class TransferTopology:
     @property
     def local_physical_heads(self) -> int:
         """KV heads that this rank holds."""
-        low, high = held(self.tp_rank, self.tp_size, self.total_num_kv_heads)
+        low, high = held(self.tp_rank // self.dcp_size, self.tp_size // self.dcp_size, self.total_num_kv_heads)
         return high - low
 
     @property
@@ -127,3 +127,10 @@ class TransferTopology:
             return Fraction(1)
         low, high = held(0, remote_tp_size, self.total_num_kv_heads)
         return Fraction(high - low, self.local_physical_heads)
+
+
+def register_remote_engine(
+    transfer_topology: TransferTopology, remote_engine_id: str, info: EngineTransferInfo
+) -> EngineTransferInfo:
+    """Do what the method of that name does, for those who look for the name at the front door."""
+    return transfer_topology.register_remote_engine(remote_engine_id, info)

@@ -8,7 +8,7 @@ election: whatever it elects for real layouts, it elects here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from kvplan.errors import LayoutError
 from kvplan.layouts.parallel import held
@@ -73,6 +73,9 @@ def compute_tp_mapping(
     here = transfer_topology
     if remote_tp_size < 1 or remote_dcp_size < 1 or remote_tp_size % remote_dcp_size:
         raise LayoutError(f"remote_tp_size {remote_tp_size} is not a multiple of remote_dcp_size {remote_dcp_size}")
+    unknown = [kind for kind in group_kinds if kind not in get_args(GroupKind)]
+    if unknown:
+        raise LayoutError(f"group kind {unknown[0]!r} is not known; known: {', '.join(get_args(GroupKind))}")
     heads = num_state_heads or here.tp_size * remote_tp_size
     sides = [
         _declared(name, tp, dcp, group_kinds, here.total_num_kv_heads, heads, here.dcp_size * remote_dcp_size)
