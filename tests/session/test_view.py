@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 
@@ -168,6 +169,15 @@ def test_a_status_is_bounded_however_much_there_is():
     status = decode(frame)
     assert len(status.failures) == len(failure_lines(stats)) <= MAX_LINES
     assert status.values["live_offers"] == 0  # the gauge is the loop's business
+
+
+def test_an_offer_that_expires_leaves_one_line(caplog):
+    offers = OfferBook(config=SessionConfig(), stats=Stats())
+    offers.add(Offer("cmpl-1", "g", (), 16, lease_s=2.0), 5.0)
+    with caplog.at_level(logging.WARNING, logger="kvplan"):
+        offers.expire(8.0)
+    [record] = caplog.records
+    assert record.getMessage().startswith('offer expired request=cmpl-1 reader=nobody reading=0 do="')
 
 
 def test_a_lease_that_is_not_known_has_ended():

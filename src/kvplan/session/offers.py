@@ -12,10 +12,12 @@ grant knows that the blocks were unchanged from before its first read until the 
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvplan.session.advice import ADVICE, logfmt
 from kvplan.session.lease import LeaseBook
 from kvplan.session.lifecycle import OFFER, OfferEvent, OfferState, advance
 from kvplan.wire.fingerprint import tables_digest
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from kvplan.session.nouns import Offer
     from kvplan.session.stats import Stats
     from kvplan.wire.messages import ClaimItem, DoneItem, Party, Reference
+
+
+logger = logging.getLogger(__name__)
 
 
 class OfferKey(NamedTuple):
@@ -171,6 +176,8 @@ class OfferBook:
     def expire(self, now: float) -> None:
         """End every offer whose lease has ended."""
         for key in self._leases.expire(now):
+            entry = self._entries[key]
+            logger.warning("%s", _expired(key, entry))
             self._stats.add("expiries")
             self._step(key, OfferEvent.EXPIRE, "expired")
 
@@ -220,6 +227,17 @@ class OfferBook:
         self._ended[key] = reason
         while len(self._ended) > self._config.max_remembered:
             self._ended.popitem(last=False)
+
+
+def _expired(key: OfferKey, entry: Entry) -> str:
+    """Return the log line for an offer whose lease has ended."""
+    return logfmt(
+        "offer expired",
+        request=key.request_id,
+        reader=entry.owner.engine_id if entry.owner else "nobody",
+        reading=len(entry.claimed),
+        do="look at the reader: it stopped renewing" if entry.owner else ADVICE["expired"],
+    )
 
 
 def _refusal(entry: Entry, reader: Party, item: ClaimItem, readers: frozenset[int]) -> str:
