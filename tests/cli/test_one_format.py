@@ -63,3 +63,15 @@ def test_blocks_that_end_early_are_said_aloud(plan):
     assert result.exit_code == 0
     assert "groups.0.destination: its blocks end at token 72, num_tokens is 100" in result.stderr
     assert not plan("HND", "HND").stderr
+
+
+def test_state_lists_of_unequal_length_name_the_file(tmp_path):
+    state = '{name: "l.{0..1}.mixer", kind: mamba2, num_heads: 4, head_dim: 4, state_size: 4}'
+    for name in ("p", "d"):
+        (tmp_path / f"{name}.yaml").write_text(f"model: {{layers: [{state}]}}\n")
+    entry = {"source": {"block_ids": [3, 4]}, "destination": {"block_ids": [8]}}
+    (tmp_path / "r.json").write_text(json.dumps({"num_tokens": 5, "groups": [entry]}))
+    arguments = ["plan", tmp_path / "p.yaml", tmp_path / "d.yaml", "--request", tmp_path / "r.json"]
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "r.json: groups: state blocks are paired in order, but the source names 2" in result.stderr

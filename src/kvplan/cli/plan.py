@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import typer
 
@@ -11,12 +13,29 @@ from kvplan.cli.live import key_option
 from kvplan.cli.pairs import bound_pairs, proved_plan
 from kvplan.cli.plan_json import plan_json
 from kvplan.cli.request_file import read_request, short_tables
-from kvplan.errors import BindError
+from kvplan.errors import BindError, DescriptionError
+
+if TYPE_CHECKING:
+    from kvplan.cli.request_file import Request
+    from kvplan.planner import Descriptors, EnginePlan
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the command to an app."""
     app.command("plan")(plan)
+
+
+def _bound(found: EnginePlan, wanted: Request, file: str) -> list[tuple[int, int, Descriptors]]:
+    try:
+        return bound_pairs(found, wanted, require_cover=True)
+    except BindError as error:
+        lacking = error
+    try:
+        bound = bound_pairs(found, wanted, require_cover=False)
+    except BindError as error:
+        raise DescriptionError(f"{file}: groups: {error}", field="groups", file=file) from None
+    typer.echo(f"warning: {lacking}; what the source lacks is not moved", err=True)
+    return bound
 
 
 def plan(
@@ -35,11 +54,7 @@ def plan(
         ours, theirs = load_pair(source, destination, key=key)
         found = proved_plan(ours, theirs)
         wanted = read_request(request, ours, theirs)
-        try:
-            bound = bound_pairs(found, wanted, require_cover=True)
-        except BindError as error:
-            bound = bound_pairs(found, wanted, require_cover=False)
-            typer.echo(f"warning: {error}; what the source lacks is not moved", err=True)
+        bound = _bound(found, wanted, request)
         for sentence in short_tables(wanted, theirs):
             typer.echo(f"warning: {sentence}", err=True)
         if as_json:
