@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from kvplan.transport.base import Transport
 
 logger = logging.getLogger(__name__)
+
+LOOKS = 16
+"""A look at what flies is due when so large a part of the time since the last change has passed again."""
 
 
 class Ended(NamedTuple):
@@ -63,6 +67,8 @@ class Carrier:
         self._waiting = PieceQueues()
         self._flying: list[Piece] = []
         self._num_scattering = 0
+        self._moved_at = 0.0
+        """When something was last posted, or seen to have ended."""
         self._scattered: deque[Ended] = deque()
         """What the other hands have done since the last look."""
         self.staging = StagingArea(transport=transport, config=config)
@@ -95,12 +101,20 @@ class Carrier:
         """Take a piece; it is posted by a later ``pump``."""
         self._waiting.add(piece)
 
-    def pump(self) -> list[Ended]:
+    def next_look(self, now: float) -> float:
+        """Return when to look at what flies: often at first, seldom at what has been under way for long."""
+        if not self._flying:
+            return math.inf
+        return now + min(max((now - self._moved_at) / LOOKS, self._config.poll_s), self._config.poll_max_s)
+
+    def pump(self, now: float) -> list[Ended]:
         """Look at what flies, post what may be posted; return the pieces that ended.
 
         At most ``max_post_bytes`` are posted, because a transport may copy before ``post`` returns.
         """
         ended = [*self._look()]
+        if ended or self._can_post:
+            self._moved_at = now
         budget = self._config.max_post_bytes
         while self._can_post and budget > 0:
             piece = self._waiting.take(staged=self.staging.has_free)

@@ -73,7 +73,9 @@ class SessionConfig:
     peer_idle_s: float = 600.0
     """A peer without reads for so long is forgotten."""
     poll_s: float = 0.001
-    """Time between two looks at transfers that are pending."""
+    """Least time between two looks at transfers that are pending."""
+    poll_max_s: float = 0.02
+    """Most time between two looks at transfers that have been pending for long."""
     close_timeout_s: float = 5.0
     """How long ``close`` waits for outstanding transfers."""
 

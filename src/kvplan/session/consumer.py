@@ -167,7 +167,7 @@ class Consumer:
         """Let time pass: talk, move bytes, end what has taken too long."""
         for peer in self._talk.tick(now):
             self._peer_changed(peer, now)
-        for ended in self._carrier.pump():
+        for ended in self._carrier.pump(now):
             self._landed(ended, now)
         for read, failure in self._verifier.tick(now):
             self._fail(read, failure, now) if failure else self._succeed(read, now)
@@ -182,11 +182,10 @@ class Consumer:
         """Return when ``tick`` has something to do."""
         if self._carrier.is_due:
             return now
-        flying = now + self._config.poll_s if self._carrier.num_flying else math.inf
         deadline = self._deadlines.next_deadline()
         sweep = self._sweep_at if self._book.peers else math.inf
         due = min(self._talk.next_due(), self._verifier.next_due(), sweep)
-        return min(flying, due, math.inf if deadline is None else deadline)
+        return min(self._carrier.next_look(now), due, math.inf if deadline is None else deadline)
 
     def close(self, now: float) -> None:
         """Refuse new reads, fail those that run; they are reported as their writes end."""

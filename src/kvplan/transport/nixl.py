@@ -3,7 +3,8 @@
 Per batch: two Nx3 arrays -> ``createXferReq`` -> ``postXferReq`` -> ``getXferStatus`` until terminal -> release.
 Nothing per block is prepared at the handshake. What one has to know:
 
-* A read over CMA or shared memory is synchronous: ``post`` copies, with the GIL released.
+* A read over CMA or shared memory is synchronous: ``post`` copies, with the GIL released. Batches from about a thousand
+  descriptors on are given to the backend's own threads, and ``post`` returns while they copy.
 * Nothing cancels a transfer. A handle is released when NIXL says that it ended, never by a timeout; `close`
   with a batch in flight keeps the agent alive until the process ends, because its memory may still be written.
 * Agent names are unique per transport, so a restarted peer is another agent.
@@ -54,6 +55,8 @@ class NixlTransport(CheckedTransport):
     ``progress_delay_us`` is how long the progress thread sleeps between looks: 10,000 costs 0.4% of an idle core.
     ``ucx_tls`` limits UCX to these transports (its variable UCX_TLS); None lets UCX and the environment decide.
     ``close_timeout_s`` bounds how long ``close`` waits for batches in flight.
+    ``num_threads`` threads of the UCX backend share batches of very many descriptors, as vLLM's connector lets them; 0
+    copies in ``post`` where the carrier is synchronous.
     ``backends`` are NIXL backends by name; memory is registered with each, and NIXL chooses among them. Tested: UCX.
     """
 
@@ -65,6 +68,7 @@ class NixlTransport(CheckedTransport):
         progress_delay_us: int = 10_000,
         ucx_tls: str | None = None,
         close_timeout_s: float = 2.0,
+        num_threads: int = 4,
         backends: Sequence[str] = ("UCX",),
     ) -> None:
         super().__init__()
@@ -75,6 +79,7 @@ class NixlTransport(CheckedTransport):
             f"kvplan-{os.getpid()}-{secrets.token_hex(8)}",
             progress_delay_us=progress_delay_us,
             ucx_tls=ucx_tls,
+            num_threads=num_threads,
             backends=backends,
         )
         self._registered: list[Any] = []

@@ -118,7 +118,9 @@ _MOVES = {
 class NixlAgent:
     """One NIXL agent with its backends (UCX, usually) and one progress thread that sleeps between looks."""
 
-    def __init__(self, name: str, *, progress_delay_us: int, ucx_tls: str | None, backends: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, *, progress_delay_us: int, ucx_tls: str | None, num_threads: int, backends: Sequence[str]
+    ) -> None:
         self._bindings = load_bindings()
         self.name = name
         config = self._bindings.nixlAgentConfig()
@@ -128,7 +130,8 @@ class NixlAgent:
         with translate("starting NIXL"), _environment({"UCX_TLS": ucx_tls} if ucx_tls else {}):
             self._agent = self._bindings.nixlAgent(name, config)
             for backend in backends:
-                self._agent.createBackend(backend, {})
+                threads = {"num_threads": str(num_threads)} if backend == "UCX" and num_threads else {}
+                self._agent.createBackend(backend, threads)
 
     def register(self, ranges: Sequence[MemoryRange]) -> list[Any]:
         """Register ``ranges`` and return what `deregister` needs."""
