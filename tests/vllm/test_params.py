@@ -9,6 +9,7 @@ from tests.vllm.requests import WINDOW_GROUPS, handoff
 
 
 def whole():
+    """Return what a window model's prefill engine answers for 200 tokens: it stops at 199."""
     return handoff(200, ([1, 2, 3, 4], [0, 0, 7, 8]), WINDOW_GROUPS)
 
 
@@ -16,7 +17,7 @@ def test_parameters_survive_json():
     read = decode(json.loads(json.dumps(whole())))
     assert (read.remote.engine_id, read.remote.host, read.remote.port) == ("p", "10.0.0.1", 5600)
     assert [(table.first_token, table.block_ids) for table in read.remote.tables] == [(0, (1, 2, 3, 4)), (128, (7, 8))]
-    assert (read.remote.num_tokens, read.remote.generation, read.first_kept_token) == (200, "nonce0", 128)
+    assert (read.remote.num_tokens, read.remote.generation, read.first_kept_token) == (199, "nonce0", 128)
 
 
 def test_unknown_keys_are_ignored_and_a_port_may_be_text():

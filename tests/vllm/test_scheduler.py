@@ -275,11 +275,27 @@ def test_null_blocks_before_a_window_become_positions():
     item = request("d-1", 200, params)
     decode.on_new_request(item)
     decode.matched_tokens(item, 0)
-    decode.allocated(item, ([11, 12, 13, 14], [0, 0, 17, 18]), 200)
+    decode.allocated(item, ([11, 12, 13, 14], [0, 0, 17, 18]), 199)
     (read,) = decode.build_metadata().reads
     assert tables(read.tables) == [(0, (11, 12, 13, 14)), (128, (17, 18))]
-    # A query at token 200 sees the 63 tokens before it.
-    assert [table.needed_from for table in read.tables] == [None, 137]
+    # The last token of the prompt, 199, sees the 63 tokens before it.
+    assert [table.needed_from for table in read.tables] == [None, 136]
+
+
+def test_a_window_model_keeps_the_token_that_its_window_is_about_to_leave():
+    # Window 64, prompt 191: its last token sees [127, 190], but once that token is computed vLLM keeps [128, ...) only.
+    prefill, decode = side(WINDOW_GROUPS), side(WINDOW_GROUPS, engine_id="d")
+    item = request("p-1", 191, TO_PREFILL)
+    prefill.on_new_request(item)
+    assert item.num_prompt_tokens == 190
+    _, params = finished(prefill, item, ([1, 2, 3], [0, 7, 8]))
+    there = request("d-1", 191, params)
+    decode.on_new_request(there)
+    assert decode.matched_tokens(there, 0) == (190, True)
+    decode.allocated(there, ([4, 5, 6], [0, 9, 10]), 190)
+    (read,) = decode.build_metadata().reads
+    assert tables(read.tables) == [(0, (4, 5, 6)), (64, (9, 10))]
+    assert read.tables[1].needed_from == 127
 
 
 def test_half_filled_blocks_leave_the_prefix_cache_once_vllm_put_them_there():
@@ -291,7 +307,7 @@ def test_half_filled_blocks_leave_the_prefix_cache_once_vllm_put_them_there():
     item = request("d-1", 200, params)
     decode.on_new_request(item)
     decode.matched_tokens(item, 0)
-    decode.allocated(item, ([11, 12, 13, 14], [0, 0, 17, 18]), 200)
+    decode.allocated(item, ([11, 12, 13, 14], [0, 0, 17, 18]), 199)
     decode.build_metadata()
     assert evicted == []
     decode.received({"d-1"})

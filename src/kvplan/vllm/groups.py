@@ -37,7 +37,24 @@ class Group:
     is_state: bool = False
     """True when a block holds the state after the last token instead of tokens."""
     window: int | None = None
-    """Tokens that a query sees, its own included, when vLLM drops the blocks before them; None means all."""
+    """Tokens that a query sees, its own included, where vLLM drops the blocks before them."""
+    chunk: int | None = None
+    """Tokens of a chunk, where a query sees its own chunk only and vLLM drops the blocks before it."""
+
+    @property
+    def drops_blocks(self) -> bool:
+        """Whether blocks that later tokens do not need are dropped."""
+        return self.window is not None or self.chunk is not None
+
+    def first_needed(self, token: int) -> int:
+        """Return the first token that a query at ``token`` sees.
+
+        >>> [Group(0, 32, window=64).first_needed(99), Group(0, 32, chunk=64).first_needed(99)]
+        [36, 64]
+        """
+        if self.window is not None:
+            return max(0, token - self.window + 1)
+        return 0 if self.chunk is None else token // self.chunk * self.chunk
 
 
 def read_groups(kv_cache_config: Any, *, dcp: int = 1) -> tuple[Group, ...]:
@@ -54,16 +71,17 @@ def read_groups(kv_cache_config: Any, *, dcp: int = 1) -> tuple[Group, ...]:
             kinds = sorted({type(spec).__name__ for spec in specs})
             raise UnsupportedError(f"KV cache group {index} has {', '.join(kinds)}; attention and Mamba groups work")
         sharded = dcp if specs and specs[0].dcp_sharded and not is_state else 1
-        groups.append(Group(index, group.kv_cache_spec.block_size * sharded, is_state, _window(specs)))
+        tokens = group.kv_cache_spec.block_size * sharded
+        groups.append(Group(index, tokens, is_state, _seen(specs, "SlidingWindowSpec", "sliding_window"),
+                            _seen(specs, "ChunkedLocalAttentionSpec", "attention_chunk_size")))  # fmt: skip
     return tuple(groups)
 
 
-def _window(specs: Sequence[Any]) -> int | None:
-    """Return the window outside of which vLLM drops a group's blocks (``SlidingWindowManager``), or None."""
-    from vllm.v1.kv_cache_interface import SlidingWindowSpec
-
-    windows = [spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None for spec in specs]
-    return None if None in windows else max((item for item in windows if item is not None), default=None)
+def _seen(specs: Sequence[Any], kind: str, name: str) -> int | None:
+    """Return the tokens that a query of the group's layers sees, when all are of that kind; the largest of them."""
+    if not specs or any(type(spec).__name__ != kind for spec in specs):
+        return None
+    return max(int(getattr(spec, name)) for spec in specs)
 
 
 def select(kv_cache_config: Any, block_ids: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
@@ -111,22 +129,22 @@ def _state_table(group: Group, ids: Sequence[int], first: int, last: int) -> Blo
     return BlockTable(0, (ids[entry],))
 
 
-def with_windows(groups: Sequence[Group], tables: Sequence[BlockTable], *, last: int) -> tuple[BlockTable, ...]:
-    """Return a reader's tables with the first token that it cannot do without, where a window drops those before.
+def with_needs(groups: Sequence[Group], tables: Sequence[BlockTable], *, last: int) -> tuple[BlockTable, ...]:
+    """Return a reader's tables with the first token that its next query, at ``last``, cannot do without.
 
-    A query at token ``last`` sees ``window - 1`` tokens before it. Blocks may begin earlier than that.
+    Where vLLM drops blocks that are seen no more, the first block of a table may begin earlier than that.
     """
     return tuple(
-        table if group.window is None else replace(table, needed_from=max(table.first_token, last - group.window + 1))
+        replace(table, needed_from=max(table.first_token, group.first_needed(last))) if group.drops_blocks else table
         for group, table in zip(groups, tables, strict=True)
     )
 
 
 def half_filled_blocks(groups: Sequence[Group], tables: Sequence[BlockTable], first_kept: int) -> set[int]:
-    """Return a reader's blocks of window groups that begin before ``first_kept``, the writer's first kept token.
+    """Return a reader's blocks of dropping groups that begin before ``first_kept``, the writer's first kept token.
 
-    The window needs nothing of what is missing in them, but another request that found them in the prefix cache would.
-    Such blocks exist only where block sizes differ.
+    The next query needs nothing of what is missing in them, but another request that found them in the prefix cache
+    would. Such blocks exist only where block sizes differ.
 
     >>> half_filled_blocks([Group(0, 64, window=64)], [BlockTable(64, (5, 6))], 96)
     {5}
@@ -134,7 +152,7 @@ def half_filled_blocks(groups: Sequence[Group], tables: Sequence[BlockTable], fi
     return {
         block_id
         for group, table in zip(groups, tables, strict=True)
-        if group.window is not None
+        if group.drops_blocks
         for entry, block_id in enumerate(table.block_ids)
         if block_id != HOLE and table.first_token + entry * group.tokens_per_block < first_kept
     }

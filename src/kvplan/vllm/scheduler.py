@@ -5,8 +5,9 @@ Decode side: a new request with ``do_remote_prefill`` becomes an ``Incoming``; t
 lacks become a ``ReadRequest``; nothing to read, or an abort, becomes a release. Each goes to the workers with the
 metadata of the next engine step. Nothing here raises for what a router or a peer sent.
 
-Models with state cannot roll it back: the prefill engine stops one token before the prompt's end, the decode engine
-computes that token itself.
+The decode engine computes the prompt's last token in any case, to sample from it. Where that needs what is gone once
+the token is computed (a state, which cannot be rolled back; the block that a window has just left), the prefill engine
+stops one token before the prompt's end.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import BindError
 from kvplan.session import Offer, ReadRequest, RemoteRef
-from kvplan.vllm.groups import block_tables, half_filled_blocks, with_windows
+from kvplan.vllm.groups import block_tables, half_filled_blocks, with_needs
 from kvplan.vllm.incoming import Incoming, Incomings, Stage
 from kvplan.vllm.metadata import StepMetadata
 from kvplan.vllm.params import (
@@ -66,6 +67,11 @@ class EngineFacts:
         """Whether some group holds state, which cannot be rolled back."""
         return any(group.is_state for group in self.groups)
 
+    @property
+    def stops_early(self) -> bool:
+        """Whether prefill stops one token before the prompt's end."""
+        return any(group.is_state or group.drops_blocks for group in self.groups)
+
 
 class SchedulerSide:
     """Follows every request that comes from, or goes to, another engine."""
@@ -92,9 +98,9 @@ class SchedulerSide:
     # Both sides
 
     def on_new_request(self, request: Any) -> None:
-        """Take note of a request; on the prefill side of a model with state, drop the token that decode computes."""
+        """Take note of a request; on the prefill side, drop the token that only decode may compute."""
         params = request.kv_transfer_params
-        if wants_remote_decode(params) and self._facts.has_state:
+        if wants_remote_decode(params) and self._facts.stops_early:
             drop_last_token(request)
         if wants_remote_prefill(params):
             self._incoming.add(self._read_params(request, params))
@@ -175,8 +181,8 @@ class SchedulerSide:
         return ""
 
     def _wanted_tokens(self, request: Any) -> int:
-        """Return how many of the prompt's tokens are useful: all, or all but one where state cannot be rolled back."""
-        return int(request.num_prompt_tokens) - (1 if self._facts.has_state else 0)
+        """Return how many of the prompt's tokens are useful: all, or all but the one that is not prefilled."""
+        return int(request.num_prompt_tokens) - (1 if self._facts.stops_early else 0)
 
     def matched_tokens(self, request: Any, num_computed: int) -> tuple[int | None, bool]:
         """Return (tokens to load beyond ``num_computed``, whether asynchronously); (None, False) means ask again."""
@@ -230,7 +236,7 @@ class SchedulerSide:
         tables = block_tables(groups, self._select(block_ids), first=first, last=last)
         item.half_filled = half_filled_blocks(groups, tables, handoff.first_kept_token)
         self._incoming.set_reader(item)
-        return ReadRequest(item.request_id, handoff.remote, with_windows(groups, tables, last=last))
+        return ReadRequest(item.request_id, handoff.remote, with_needs(groups, tables, last=last))
 
     def received(self, request_ids: Iterable[str], failed: Collection[str] = ()) -> None:
         """Take note of reads that the workers reported, successful or not."""
