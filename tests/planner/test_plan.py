@@ -250,3 +250,9 @@ def test_state_blocks_are_paired_in_order() -> None:
     ]
     with pytest.raises(BindError, match="the source names 1 and the destination 2"):
         bind(pair, [BlockTable(0, (8,))], [BlockTable(0, (1, 5))], num_tokens=7, whole_blocks=True)
+    with pytest.raises(BindError, match="needs state block 1, but the source has no block for it"):
+        bind(pair, [BlockTable(0, (8, -1))], [BlockTable(0, (1, 5))], num_tokens=7, whole_blocks=True)
+    hole = bind(
+        pair, [BlockTable(0, (-1,))], [BlockTable(0, (1,))], num_tokens=7, whole_blocks=True, require_cover=False
+    )
+    assert len(hole) == 0

@@ -75,7 +75,7 @@ def bind(
         _check_ids(s, part.source_blocks, "source", part)
         _check_ids(d, part.destination_blocks, "destination", part)
         if part.period_tokens is None:
-            bound.append((part, _bind_state(part, s, d)))
+            bound.append((part, _bind_state(part, s, d, require_cover=require_cover)))
         else:
             if require_cover:
                 check_cover(part, s, d, num_tokens)
@@ -96,10 +96,16 @@ def _check_ids(table: BlockTable, num_blocks: int, side: str, part: PlanPart) ->
         raise BindError(f"{side} block id {bad} is not in [0, {num_blocks}) (layer {part.layers[0]!r})")
 
 
-def _bind_state(part: PlanPart, source: BlockTable, destination: BlockTable) -> _Bound:
+def _bind_state(part: PlanPart, source: BlockTable, destination: BlockTable, *, require_cover: bool) -> _Bound:
     s, d = source.ids(), destination.ids()
     if len(s) != len(d):
         raise BindError(f"state blocks are paired in order, but the source names {len(s)} and the destination {len(d)}")
+    lacking = np.flatnonzero((d != HOLE) & (s == HOLE))
+    if require_cover and len(lacking):
+        raise BindError(
+            f"group {part.destination_group}: the destination needs state block {int(lacking[0])}, "
+            "but the source has no block for it"
+        )
     return _coalesced(_addressed(part, part.rows, s[:, None], d[:, None]))
 
 
