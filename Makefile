@@ -8,6 +8,8 @@ READY  := $(VENV)/.ready
 
 # Tests and engines share small machines; one thread each is fastest there.
 export OMP_NUM_THREADS = 1
+# UCX would end a test run with warnings about its own memory pools.
+export UCX_LOG_LEVEL = error
 
 .PHONY: help demo test test-long check lint types rooms format docs bench setup clean
 

@@ -38,7 +38,7 @@ def test_the_package_says_that_it_is_typed():
 
 def test_run_time_dependencies_stay_few():
     core = {item.split(";")[0].strip().split(">")[0] for item in requires("kvplan") if "extra ==" not in item}
-    assert core == {"numpy", "msgspec", "pyzmq", "typer", "rich", "pyyaml", "jinja2", "prometheus-client"}
+    assert core == {"numpy", "msgspec", "pyzmq", "typer", "rich", "pyyaml", "jinja2", "prometheus-client", "xxhash"}
 
 
 @pytest.mark.parametrize(("group", "name"), [("console_scripts", "kvplan"), ("vllm.general_plugins", "kvplan")])
