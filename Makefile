@@ -18,9 +18,8 @@ help:
 	@echo "make test        lint, types, house rules, every test that is not marked long; real engines too (about 15 minutes)"
 	@echo "make test-long   every test"
 	@echo "make check       lint, types and house rules only"
-	@echo "make docs        write the tables of docs/operations.md anew"
 	@echo "make bench       the benchmark scripts, one after the other"
-	@echo "make docs        the documentation as a site, in build/site"
+	@echo "make docs        tables that come from the code written anew; the documentation as a site, in build/site"
 	@echo "make setup       the virtual environment in $(VENV)"
 
 demo: $(READY)
@@ -48,13 +47,11 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(READY)
-	$(BIN)/python -m tests.docs.tables
-
 bench: $(READY)
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
 
 docs: $(READY)
+	$(BIN)/python -m tests.docs.tables
 	$(BIN)/mkdocs build --strict
 
 setup: $(READY)
