@@ -16,6 +16,8 @@ from kvplan.errors import EngineError
 __all__ = ["MODELS", "TinyModel", "build_model", "build_model_apart"]
 
 VOCAB_SIZE = 512
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+"""A conversation is what was said in it, nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,11 @@ def _write_tokenizer(path: Path) -> None:
     words = tokenizers.models.WordLevel({f"t{i}": i for i in range(VOCAB_SIZE)}, unk_token="t0")
     tokenizer = tokenizers.Tokenizer(words)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    transformers.PreTrainedTokenizerFast(
+    fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="t0", eos_token="t1", bos_token="t2", pad_token="t3"
-    ).save_pretrained(path)
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    fast.save_pretrained(path)
 
 
 if __name__ == "__main__":
