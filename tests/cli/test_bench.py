@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from kvplan.cli import bench_measure
 from kvplan.cli.app import app
 from kvplan.cli.bench_endpoints import fresh_endpoints
-from kvplan.cli.bench_measure import FRESH_SEED, Endpoint, Setting, local_buffer, measured, on_one_device
+from kvplan.cli.bench_measure import FRESH_SEED, Endpoint, Setting, measured, on_one_device
 from kvplan.cli.calibration import Calibration, Cost, Sample, fit, read_calibration, write_calibration
 from kvplan.errors import DescriptionError, TransportError
 from kvplan.testing.processes import memory_range, pattern
@@ -47,6 +47,18 @@ def test_two_processes_here_are_measured_and_calibrated(tmp_path):
     assert list(text) == ["schema", "made_at", "kvplan", "machine", "transports", "scatter"]
     assert list(text["transports"]["cma"]) == ["post_s", "descriptor_s", "bytes_per_s", "origin", "samples"]
     assert list(text["transports"]["cma"]["samples"][0]) == ["run_bytes", "num_runs", "seconds"]
+
+
+@pytest.mark.nixl
+def test_a_request_is_replayed_over_nixl():
+    with (
+        LiveEngine("prefill-0", block_size=4, transport="nixl") as prefill,
+        LiveEngine("decode-0", block_size=6, order="NHD", transport="nixl") as decode,
+    ):
+        words = ("--mib", 4, "--rounds", 2, "--run-sizes", "64,256", "--tokens", 16)
+        result = run("bench", prefill.target, decode.target, *words)
+    assert result.exit_code == 0, result.output
+    assert "a request of 16 tokens" in result.stdout
 
 
 @pytest.mark.nixl
@@ -118,10 +130,18 @@ def test_figures_for_wrong_bytes_are_refused():
         other.register([memory_range(held)])
         transport = stack.enter_context(MemoryTransport())
         transport.connect("peer/0", other.metadata())
-        local = local_buffer(transport, 1 << 16)
         end = Endpoint(transport, "peer/0", (memory_range(held),), "a liar", fresh=True)
         with pytest.raises(TransportError, match="wrong bytes"):
-            measured(end, local, Setting(256, 16), 1, lambda: None)
+            measured(end, end.buffer(1 << 16), Setting(256, 16), 1, lambda: None)
+
+
+def test_registered_memory_stays_while_its_transport_is_open():
+    with MemoryTransport() as transport:
+        end = Endpoint(transport, "peer/0", (), "nobody")
+        addresses = {end.new_buffer(1 << 16).ctypes.data for _ in range(8)}
+        assert len(addresses) == 8
+        assert end.buffer(100).ctypes.data in addresses
+        assert end.buffer(1 << 17).nbytes == 1 << 17
 
 
 def test_an_engine_with_memory_of_several_kinds_is_measured_on_the_larger():

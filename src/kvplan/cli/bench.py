@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvplan.cli.bench_endpoints import fresh_endpoints, live_endpoint
-from kvplan.cli.bench_measure import local_buffer, longest_run, measured, measured_scatter, settings
+from kvplan.cli.bench_measure import longest_run, measured, measured_scatter, settings
 from kvplan.cli.bench_replay import replay, replayable
 from kvplan.cli.bench_tables import cost_table, replay_table, sentences
 from kvplan.cli.calibration import Calibration, Cost, Machine, fit, write_calibration
@@ -86,9 +86,7 @@ def bench(
             if pair is not None and engine is not None and request is not None:
                 [end] = ends.values()
                 tick = _ticker(progress, "request", len(pair[1].layout.ranks) * (rounds + 1))
-                replays = replay(
-                    *pair, engine.hello, end.transport, calibration, request=request, rounds=rounds, tick=tick
-                )
+                replays = replay(*pair, engine.hello, end, calibration, request=request, rounds=rounds, tick=tick)
         _show(calibration, replays, pair, tokens)
         if output is not None:
             write_calibration(output, calibration)
@@ -140,7 +138,7 @@ def _measure_end(name: str, end: Endpoint, effort: Effort, progress: Progress) -
     if not fitting:
         raise DescriptionError(f"the engine's longest region has {longest} bytes; no --run-sizes fits")
     todo = settings(fitting, effort.num_bytes)
-    local = local_buffer(end.transport, 2 * max(item.run_bytes * item.num_runs for item in todo))
+    local = end.buffer(2 * max(item.run_bytes * item.num_runs for item in todo))
     tick = _ticker(progress, name, len(todo) * (effort.rounds + 1))
     return fit([measured(end, local, setting, effort.rounds, tick) for setting in todo], end.origin)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,6 +50,22 @@ class Endpoint:
     """What is measured, for a person."""
     fresh: bool = False
     """Whether the memory is one range that holds ``pattern(FRESH_SEED, ...)``."""
+    kept: list[NDArray[np.uint8]] = field(default_factory=list)
+    """Memory of ours that is registered: it must stay as long as the transport is open."""
+
+    def buffer(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Return registered memory of ours, at least so long; the same again where that is long enough."""
+        for held in self.kept:
+            if held.nbytes >= num_bytes:
+                return held
+        return self.new_buffer(num_bytes)
+
+    def new_buffer(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Return registered memory of ours that nobody else uses."""
+        fresh = np.zeros(num_bytes, np.uint8)
+        self.transport.register([memory_range(fresh)])
+        self.kept.append(fresh)
+        return fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +143,6 @@ def wait_for(transport: Transport, batches: Sequence[Batch]) -> None:
             time.sleep(LOOK_S)
         if handle.progress.state is not State.DONE:
             raise TransportError(handle.progress.reason, peer=handle.peer)
-
-
-def local_buffer(transport: Transport, num_bytes: int) -> NDArray[np.uint8]:
-    """Return registered memory of our own."""
-    buffer = np.zeros(num_bytes, np.uint8)
-    transport.register([memory_range(buffer)])
-    return buffer
 
 
 def on_one_device(ranges: Sequence[MemoryRange]) -> tuple[MemoryRange, ...]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvplan.cli.bench_measure import local_buffer, wait_for
+from kvplan.cli.bench_measure import wait_for
 from kvplan.cli.pairs import mismatches
 from kvplan.cli.sample import sample_request
 from kvplan.errors import CompatibilityError, DescriptionError, UnsupportedError
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from kvplan.cli.bench_measure import Endpoint
     from kvplan.cli.calibration import Calibration
     from kvplan.cli.engine_file import Target
     from kvplan.cli.request_file import Request
@@ -102,7 +103,7 @@ def replay(
     source: Target,
     destination: Target,
     hello: Hello,
-    transport: Transport,
+    end: Endpoint,
     calibration: Calibration,
     *,
     request: Request,
@@ -111,8 +112,9 @@ def replay(
 ) -> list[Replay]:
     """Return what each rank of D's reads of a ``replayable`` request cost."""
     needed = _blocks_needed(request.destination)
-    buffer = local_buffer(transport, _bytes_needed(destination, needed))
-    staging = local_buffer(transport, CONFIG.slot_bytes)
+    transport = end.transport
+    buffer = end.buffer(_bytes_needed(destination, needed))
+    staging = end.new_buffer(CONFIG.slot_bytes)
     cost = _model(calibration, transport.name)
     results = []
     for rank in range(len(destination.layout.ranks)):

@@ -167,7 +167,7 @@ def _peers(sample: Sample, rows: int) -> Table | None:
     table = _table(_counted("Peers", len(peers), rows), "engine", "front desk", "state", *numbers, *why, right=numbers)
     for peer in peers[:rows]:
         table.add_row(
-            Text(peer.engine_id), Text(peer.address), _state(peer.state), f"{peer.num_reads:,}",
+            Text(short(peer.engine_id)), Text(peer.address), _state(peer.state), f"{peer.num_reads:,}",
             f"{peer.reads_received:,}", f"{peer.reads_failed:,}", size(peer.received_bytes),
             *([Text(peer.detail)] if why else []),
         )  # fmt: skip
@@ -182,8 +182,8 @@ def _reads(sample: Sample, rows: int) -> Table | None:
     table = _table(title, "request", "from", "state", "waits for", "ranks", "age", "bytes", "", right=("age", "bytes"))
     for read in reads[:rows]:
         table.add_row(
-            Text(read.request_id), Text(read.engine_id), _state(read.state), Text(read.waits_for), str(read.num_ranks),
-            duration(read.age_s), size(read.num_bytes) if read.num_bytes else "",
+            Text(read.request_id), Text(short(read.engine_id)), _state(read.state), Text(read.waits_for),
+            str(read.num_ranks), duration(read.age_s), size(read.num_bytes) if read.num_bytes else "",
             Text(bar(read.arrived_bytes / read.num_bytes) if read.num_bytes else "", style="cyan"),
         )  # fmt: skip
     return table
@@ -196,7 +196,7 @@ def _leases(sample: Sample, rows: int) -> Table | None:
     title = _counted("Leases", len(leases), rows)
     table = _table(title, "request", "state", "reader", "ranks", "left", right=("left",))
     for lease in leases[:rows]:
-        reader = Text(lease.reader or "nobody yet", style="" if lease.reader else "dim")
+        reader = Text(short(lease.reader) or "nobody yet", style="" if lease.reader else "dim")
         table.add_row(Text(lease.request_id), _state(lease.state), reader, str(lease.num_ranks), duration(lease.left_s))
     return table
 
@@ -210,9 +210,18 @@ def _failures(sample: Sample, rows: int) -> Table | None:
     for line, _ in failures[:rows]:
         table.add_row(
             duration(line.age_s) if line.age_s < 60 else uptime(line.age_s), Text(line.request_id),
-            Text(line.engine_id), Text(line.reason, style="red"), Text(line.detail),
+            Text(short(line.engine_id)), Text(line.reason, style="red"), Text(line.detail),
         )  # fmt: skip
     return table
+
+
+def short(name: str) -> str:
+    """Return a long name, as engine ids are, by its beginning and its end.
+
+    >>> short("eed8a751-b6b5-44b3-bbaf-be274e08d1fc.1795978144612862391"), short("decode-0.c01d")
+    ('eed8a751…862391', 'decode-0.c01d')
+    """
+    return name if len(name) <= 24 else f"{name[:8]}…{name[-6:]}"
 
 
 def _state(state: str) -> Text:
