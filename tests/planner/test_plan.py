@@ -256,3 +256,19 @@ def test_state_blocks_are_paired_in_order() -> None:
         pair, [BlockTable(0, (-1,))], [BlockTable(0, (1,))], num_tokens=7, whole_blocks=True, require_cover=False
     )
     assert len(hole) == 0
+
+
+@pytest.mark.parametrize("tokens", [1 << 20, 1 << 40, (1 << 18) + 1])
+def test_block_sizes_that_hardly_ever_meet_are_refused_at_once(tokens: int) -> None:
+    """A peer may name any number; the plan is a pattern that is as long as it takes two block sizes to repeat."""
+    here = side(1)
+    rank = here.ranks[0]
+    absurd = tuple(replace(item, block=replace(item.block, tokens_per_block=tokens)) for item in rank.components)
+    there = EngineLayout("absurd", (replace(rank, components=absurd),))
+    started = time.monotonic()
+    for source, destination in ((there, here), (here, there)):
+        with pytest.raises(FormatMismatchError, match="meet the other side's blocks anew only after"):
+            elect(source, destination)
+        with pytest.raises(FormatMismatchError, match="meet the other side's blocks"):
+            plan_rank(source, destination, 0)
+    assert time.monotonic() - started < 1

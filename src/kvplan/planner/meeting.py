@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     Tables = tuple[AxisTable, ...]
 
 
+MAX_TOKEN_ROWS = 1 << 18
+"""Intervals of one token axis until two block sizes repeat: 4,096 blocks of 64 kernel blocks. More would take seconds
+to plan, and a peer that names absurd sizes could keep a thread busy for hours."""
+
+
 class Labelled(NamedTuple):
     """One axis of the destination, cut into elementary intervals."""
 
@@ -120,6 +125,13 @@ def _tokens(destination: BlockLayout, sources: Mapping[int, BlockLayout]) -> tup
 def _tables(block: BlockLayout, period: int | None) -> Tables:
     tokens = block.tokens_per_block
     repeats = 1 if period is None or tokens is None else period // tokens
+    num_rows = repeats * sum(len(axis.spans) for axis in block.axes if axis.name == TOKEN)
+    if num_rows > MAX_TOKEN_ROWS:
+        raise FormatMismatchError(
+            f"blocks of {tokens} tokens meet the other side's blocks anew only after {repeats} of them: {num_rows} "
+            f"intervals to plan, the limit is {MAX_TOKEN_ROWS}; choose block sizes of which one divides the other",
+            source=f"{tokens} tokens per block", destination=f"a period of {period} tokens",
+        )  # fmt: skip
     return tuple(
         axis_table(axis, repeats=repeats, tokens=tokens or 0) if axis.name == TOKEN else axis_table(axis)
         for axis in block.axes
