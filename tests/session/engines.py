@@ -40,6 +40,9 @@ P_SHAPE = Shape(parallel=2, block_size=4, kernel_block_size=2, order="HND", pack
 D_SHAPE = Shape(parallel=3, block_size=6, kernel_block_size=6, order="NHD", packing="packed")
 """Coprime parallel sizes, blocks 4 and 6, other orders and packings: nothing agrees by accident."""
 
+ONE_P, ONE_D = dataclasses.replace(P_SHAPE, parallel=1), dataclasses.replace(D_SHAPE, parallel=1)
+"""The same with one rank each, for tests that start many engines."""
+
 
 def in_memory(layout: EngineLayout) -> tuple[EngineLayout, list[Memory]]:
     """Return the layout at the addresses of freshly allocated memory, and that memory."""
@@ -66,6 +69,12 @@ def wait_until(condition, bound_s=10.0, what="condition"):
         if time.monotonic() > ends_at:
             raise AssertionError(f"{what} did not come true within {bound_s} s")
         time.sleep(0.002)
+
+
+def require(holds, otherwise):
+    """Fail also in a process in which assert statements do nothing (``python -O``)."""
+    if not holds:
+        raise AssertionError(otherwise)
 
 
 class Engine:
@@ -140,10 +149,10 @@ class Engine:
         for index, session in enumerate(self.sessions):
             results = session.take_results()
             for kind, new in (("sent", results.sent), ("received", results.received)):
-                assert not new & self.done[kind][index], f"{kind} twice on rank {index}: {new}"
+                require(not new & self.done[kind][index], f"{kind} twice on rank {index}: {new}")
                 self.done[kind][index] |= new
             over = self.done["received"][index] | self.done["failed"][index].keys()
-            assert not results.failed.keys() & over, f"failed twice on rank {index}: {results.failed}"
+            require(not results.failed.keys() & over, f"failed twice on rank {index}: {results.failed}")
             self.done["failed"][index] |= results.failed
 
     def sent(self, request_id):
@@ -153,7 +162,7 @@ class Engine:
 
     def received(self, request_id):
         self.collect()
-        assert not any(request_id in failed for failed in self.done["failed"]), self.done["failed"]
+        require(not any(request_id in failed for failed in self.done["failed"]), str(self.done["failed"]))
         return all(request_id in ids for ids in self.done["received"])
 
     def failures(self, request_id):

@@ -9,7 +9,10 @@ from kvplan.transport import Batch, Handle, Progress, State, Transport
 
 
 class Flaky(Transport):
-    """Fails the next posts or polls; a batch whose poll fails has really been moved, which nobody may rely on."""
+    """Fails the next posts, polls or disconnects; a batch whose poll fails has really been moved, unknown to anybody.
+
+    While it is holding, whatever has been moved looks as if it were still on its way.
+    """
 
     name: ClassVar[str] = "flaky"
 
@@ -18,6 +21,8 @@ class Flaky(Transport):
         self.name = inner.name  # type: ignore[misc]  # peers compare the carrier's name
         self.failing_posts = 0
         self.failing_polls = 0
+        self.failing_disconnects = 0
+        self.holding = False
         self._failed: dict[Handle, Progress] = {}
 
     def register(self, ranges):
@@ -30,6 +35,9 @@ class Flaky(Transport):
         self.inner.connect(peer, metadata)
 
     def disconnect(self, peer):
+        if self.failing_disconnects:
+            self.failing_disconnects -= 1
+            raise TransportError("the release failed as the test asked for", peer=peer)
         self.inner.disconnect(peer)
 
     def post(self, batch: Batch) -> Handle:
@@ -40,6 +48,8 @@ class Flaky(Transport):
 
     def poll(self, handle: Handle) -> Progress:
         progress = self._failed.get(handle) or self.inner.poll(handle)
+        if progress.state is State.DONE and self.holding:
+            return Progress(State.PENDING)
         if progress.state is State.DONE and self.failing_polls:
             self.failing_polls -= 1
             progress = self._failed[handle] = Progress(State.FAILED, "the poll failed as the test asked for")

@@ -7,15 +7,20 @@ Each carries out one command at a time and answers with its value or its error.
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
+import re
 import signal
+import threading
 import time
 import traceback
+from collections import Counter
 from pathlib import Path
 
 from kvplan.planner import BlockTable
-from kvplan.testing.oracle import elements
+from kvplan.session import REASONS
+from kvplan.testing.oracle import UNTOUCHED, elements
 from kvplan.transport import create
 from kvplan.wire.addresses import Address, parse_address
 from tests.session.engines import QUICK, Engine
@@ -26,8 +31,29 @@ PRELOADED = ["tests.session.processes", "kvplan.transport.cma", "kvplan.transpor
 """Imported once, by the server that children are forked from; no thread and no socket exists there."""
 
 
+class FailureLines(logging.Handler):
+    """Counts the log lines about failed reads by reason; a line that lacks something of use is not counted."""
+
+    WHOLE = re.compile(
+        r"read failed request=\S+ reason=(\w+) peer=\S+ at=\S+ remote_request=\S+ detail=.+ meaning=.+ do=."
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.reasons = Counter()
+
+    def emit(self, record):
+        found = self.WHOLE.match(record.getMessage())
+        if found:
+            self.reasons[found[1]] += 1
+
+
+LINES = FailureLines()
+
+
 def serve(pipe, name, shape, transport, options):
     """Carry out commands in the child until it is told to stop, or the parent is gone."""
+    logging.getLogger("kvplan").addHandler(LINES)
     engine = Engine(name, shape, make_transport=lambda: Flaky(create(transport)), **options)
     engine.start()
     pipe.send((True, engine.desk.port))
@@ -59,11 +85,13 @@ def _health(engine):
     """Threads that live, and unexpected errors."""
     return {
         "threads": sum(loop._thread.is_alive() for session in engine.sessions for loop in session._loops),
+        "all_threads": sum(len(session._loops) for session in engine.sessions),
         "loop_errors": engine.total("loop_errors"),
         "live_offers": engine.total("live_offers"),
         "live_reads": engine.total("live_reads"),
         "quarantined": engine.total("quarantined_reads"),
         "resident_kib": int(Path("/proc/self/statm").read_text().split()[1]) * 4,
+        "debug": __debug__,
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
     }
 
@@ -88,10 +116,49 @@ def _holds(engine, tables, num_tokens):
     )
 
 
-def _fail(engine, *, posts=0, polls=0):
-    """Let every rank's transport fail so often."""
+def _keeps_out(engine, tables):
+    """Whether no byte outside the request's blocks has been written."""
+    blocks = set(tables[0].block_ids)
+    for memory in engine.memories:
+        for region, held in zip(memory.rank.regions, memory.bytes, strict=True):
+            stride = region.block_stride_bytes
+            others = set(range(region.num_blocks)) - blocks
+            if any((held[block * stride : (block + 1) * stride] != UNTOUCHED).any() for block in others):
+                return False
+    return True
+
+
+def _fail(engine, *, posts=0, polls=0, disconnects=0, hold=False):
+    """Let every rank's transport fail so often, or hold back what has arrived."""
     for transport in engine.transports:
         transport.failing_posts, transport.failing_polls = posts, polls
+        transport.failing_disconnects, transport.holding = disconnects, hold
+
+
+def _ledger(engine):
+    """How many reads have failed by reason: as reported to the engine, as counted, as logged."""
+    engine.collect()
+    reported = Counter(failure.reason for failed in engine.done["failed"] for failure in failed.values())
+    counted = {reason: int(engine.total(f"failures.{reason}")) for reason in REASONS}
+    return dict(reported), {reason: count for reason, count in counted.items() if count}, dict(LINES.reasons)
+
+
+def _forget(engine, request_id):
+    """Let an id be used, and reported, once more."""
+    engine.collect()
+    for ids in engine.done["sent"]:
+        ids.discard(request_id)
+
+
+def _close_in_midst(engine, *, let_go):
+    """Close while a read is outstanding whose writes end meanwhile, or not; return what was reported about it."""
+    closer = threading.Thread(target=engine.close)
+    closer.start()
+    if let_go:
+        time.sleep(0.1)
+        _fail(engine)
+    closer.join()
+    return engine.failures("local")
 
 
 def _addresses(engine):
@@ -102,10 +169,14 @@ def _addresses(engine):
 
 COMMANDS = {
     "addresses": _addresses,
+    "close_in_midst": _close_in_midst,
     "cancel": _each("cancel"),
     "fail": _fail,
+    "forget": _forget,
     "health": _health,
     "holds": _holds,
+    "keeps_out": _keeps_out,
+    "ledger": _ledger,
     "read_many": lambda engine, reads: [engine.read(*read) for read in reads],
     "renew": _each("renew"),
     "scribble": _scribble,
@@ -114,9 +185,12 @@ COMMANDS = {
 
 
 class EngineProcess:
-    """One engine in a process of its own; methods of ``Engine`` are called by name."""
+    """One engine in a process of its own; methods of ``Engine`` are called by name.
 
-    def __init__(self, name, shape, *, transport="nixl", config=QUICK, **options):
+    With ``ready=False`` it is started and not waited for: ``port = answer()`` does that.
+    """
+
+    def __init__(self, name, shape, *, transport="nixl", config=QUICK, ready=True, **options):
         self.name, self.block_size = name, shape.block_size
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
@@ -126,13 +200,17 @@ class EngineProcess:
         )
         self.process.start()
         theirs.close()
-        self.port = self._answer()
+        self.port = self.answer() if ready else 0
 
     def call(self, method, *arguments, **keywords):
-        self._pipe.send((method, arguments, keywords))
-        return self._answer()
+        self.begin(method, *arguments, **keywords)
+        return self.answer()
 
-    def _answer(self):
+    def begin(self, method, *arguments, **keywords):
+        """Ask without waiting for the answer."""
+        self._pipe.send((method, arguments, keywords))
+
+    def answer(self):
         if not self._pipe.poll(ANSWER_S):
             raise TimeoutError(f"{self.name} does not answer")
         good, value = self._pipe.recv()
@@ -168,6 +246,12 @@ class EngineProcess:
             if time.monotonic() > ends_at:
                 raise AssertionError(f"{self.name}.{method}{arguments} did not come true within {bound_s} s")
             time.sleep(0.003)
+
+    def stop(self):
+        """Let it end by itself; return its exit status, None when it does not end."""
+        self._pipe.send(("stop", (), {}))
+        self.process.join(10)
+        return self.process.exitcode
 
     def close(self):
         if self.process.is_alive():

@@ -6,13 +6,16 @@ import resource
 import socket
 import struct
 import time
+from contextlib import ExitStack
 
 import pytest
+import zmq
 
 from kvplan.errors import DescriptionError, SessionError
 from kvplan.wire.addresses import Address
+from kvplan.wire.doorkeeper import admitted
 from kvplan.wire.security import derive_keys
-from kvplan.wire.side_channel import Dialer, Listener, Wakeup, wait
+from kvplan.wire.side_channel import Dialer, Listener, Wakeup, limit_socket, use_key, wait
 
 KEY = "a shared key of the cluster"
 
@@ -221,3 +224,33 @@ def test_a_wakeup_ends_a_wait_and_never_blocks():
     assert time.monotonic() - started >= 0.05
     wakeup.close()
     wakeup.set()
+
+
+@pytest.mark.parametrize("key", ["", "a key that all of them know"], ids=["without-key", "with-key"])
+def test_only_addresses_on_the_allow_list_get_through(key):
+    """Every address of 127.0.0.0/8 is this machine's: 127.0.0.2 stands for a stranger, 127.0.0.3 for a peer."""
+    rules = admitted(["127.0.0.3", "10.0.0.0/8"], "127.0.0.1")
+    with Listener(host="127.0.0.1", key=key, admitted=rules) as listener, ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        for last in (1, 2, 3):
+            dealer = stack.enter_context(context.socket(zmq.DEALER))
+            limit_socket(dealer, "127.0.0.1", 1000)
+            use_key(dealer, key)
+            dealer.connect(f"tcp://127.0.0.{last}:0;127.0.0.1:{listener.port}")
+            dealer.send(b"from %d" % last)
+        heard, ends_at = set(), time.monotonic() + (1.5 if key else 0.7)
+        while time.monotonic() < ends_at:
+            wait(listener.sources, 0.05)
+            heard |= {letter.frame for letter in listener.receive()}
+        assert heard == {b"from 1", b"from 3"}
+
+
+def test_names_on_the_allow_list_are_looked_up_and_those_without_meaning_admit_nobody(caplog):
+    with Listener(host="127.0.0.1", admitted=("localhost", "no-such-host.invalid")) as listener, Dialer() as dialer:
+        address = Address("127.0.0.1", listener.port)
+        dialer.send(address, b"hello")
+        ends_at = time.monotonic() + 5
+        while not (letters := listener.receive()) and time.monotonic() < ends_at:
+            wait(listener.sources, 0.05)
+        assert [letter.frame for letter in letters] == [b"hello"]
+    assert "no-such-host.invalid means no address here" in caplog.text

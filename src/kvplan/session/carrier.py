@@ -1,4 +1,4 @@
-"""Carrier: posts pieces and watches them; the only caller of a transport's ``post`` and ``poll``. Decides nothing.
+"""Carrier: posts pieces and watches them; alone calls a transport's ``post`` and ``poll``. Decides nothing.
 
 1. Pieces wait in one queue per peer; peers take turns, and a peer that waits for a staging slot holds up nobody.
 2. A piece is touched again (retried, dropped, reported) only when its handle is terminal: until then a write may come.
@@ -122,6 +122,16 @@ class Carrier:
                 budget -= piece.runs.total_bytes
                 ended += self._post(piece)
         return ended + self._ended_scatters()
+
+    def disconnect(self, peer: str) -> None:
+        """Let the transport forget a peer. That it cannot costs memory there, and must cost nothing here."""
+        try:
+            self._transport.disconnect(peer)
+        except TransportError as error:
+            logger.warning("transport %s did not forget %s: %s", self._transport.name, peer, error)
+        except Exception:
+            logger.exception("transport %s failed to forget %s", self._transport.name, peer)
+            self._stats.add("loop_errors")
 
     @property
     def _can_post(self) -> bool:

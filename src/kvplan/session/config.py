@@ -145,7 +145,7 @@ class SessionConfig:
     insecure: bool = False
     """True allows an unencrypted side channel on other addresses than loopback."""
     allowed_peers: tuple[str, ...] = ()
-    """Hosts or networks (``10.0.0.0/8``) that may be connected to; empty means all."""
+    """Hosts or networks (``10.0.0.0/8``) that may be connected to, and may connect; empty means all."""
     max_message_bytes: int = 64 << 20
     """Largest message that is accepted."""
 

@@ -393,6 +393,6 @@ class Consumer:
 
     def _forget(self, peer: Peer) -> None:
         for rank in peer.connected:
-            self._transport.disconnect(peer.name_of(rank))
+            self._carrier.disconnect(peer.name_of(rank))
         peer.connected.clear()
         self._talk.drop(peer)

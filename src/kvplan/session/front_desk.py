@@ -11,6 +11,7 @@ from kvplan.session.loops import Loop, understood
 from kvplan.session.stats import Stats
 from kvplan.session.view import desk_status
 from kvplan.wire.codec import encode
+from kvplan.wire.doorkeeper import admitted
 from kvplan.wire.layouts import to_body
 from kvplan.wire.messages import FEATURES, Error, Hello, HelloRequest, NotReady, RankCard
 from kvplan.wire.side_channel import Listener, Wakeup
@@ -36,8 +37,9 @@ class FrontDesk:
         self._stats = Stats()
         self._answer = encode(NotReady(detail=NOT_PUBLISHED))
         self._listener = Listener(
-            host=host, port=port, key=config.side_channel_key, insecure=config.insecure, max_bytes=self._max_bytes
-        )
+            host=host, port=port, key=config.side_channel_key, insecure=config.insecure, max_bytes=self._max_bytes,
+            admitted=admitted(config.allowed_peers, host, config.public_host),
+        )  # fmt: skip
         self._wakeup = Wakeup()
         self._describe: Callable[[], Status | NotReady] = lambda: NotReady(detail=NOT_PUBLISHED)
         self._closed = False
@@ -88,7 +90,7 @@ class FrontDesk:
         self._wakeup.close()
 
     def _sources(self) -> Sequence[Source]:
-        return (self._listener.socket,)
+        return self._listener.sources
 
     def _step(self) -> None:
         self._wakeup.clear()

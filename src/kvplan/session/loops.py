@@ -167,7 +167,7 @@ class ControlDuty:
 
     def sources(self) -> Sequence[Source]:
         """Return what to watch."""
-        return (self._listener.socket,)
+        return self._listener.sources
 
     def step(self) -> float | None:
         """Do everything that is due; return the seconds until the next deadline, or None."""

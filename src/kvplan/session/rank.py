@@ -20,11 +20,13 @@ from kvplan.session.loops import (
 )
 from kvplan.session.nouns import Failure, RankHello, Results
 from kvplan.session.producer import Producer
+from kvplan.session.reports import note_failure
 from kvplan.session.stats import Stats
 from kvplan.session.view import Describer
 from kvplan.session.worker import AT_ONCE, Hands, Worker
 from kvplan.wire.addresses import Address, check_allow_list, checked_address
 from kvplan.wire.codec import encode
+from kvplan.wire.doorkeeper import admitted
 from kvplan.wire.side_channel import Dialer, Listener
 
 if TYPE_CHECKING:
@@ -63,9 +65,7 @@ class RankSession:
         self._unkept: set[str] = set()
         self._closed = False
         self._started = False
-        self._listener = Listener(
-            host=config.host, key=config.side_channel_key, insecure=config.insecure, max_bytes=config.max_message_bytes
-        )
+        self._listener = _listener(config)
         self._dialer = Dialer(key=config.side_channel_key, max_bytes=config.max_message_bytes)
         self._worker = Worker(name=f"kvplan-digests-{identity.rank}", max_queue=config.max_digests, stats=self._stats)
         self._scatter = Worker(
@@ -124,11 +124,11 @@ class RankSession:
     def read(self, request: ReadRequest) -> None:
         """Read a request's cache; the id comes back once, in ``Results.received`` or ``Results.failed``."""
         if self._closed:
-            self._refused[request.request_id] = Failure("closing", "the session is shutting down")
+            self._refuse(request, Failure("closing", "the session is shutting down"))
         elif not self._reader.mailbox.put(request):
             self._stats.add("overloads")
             detail = f"more than {self._config.max_queue} commands wait for the reader thread"
-            self._refused[request.request_id] = Failure("overloaded", detail)
+            self._refuse(request, Failure("overloaded", detail))
 
     def cancel(self, request_id: str) -> None:
         """Give up a read; it is reported failed as soon as no write into its blocks is outstanding. Idempotent."""
@@ -186,6 +186,11 @@ class RankSession:
         for duty in (self._reader, self._control):
             duty.mailbox.wakeup.close()
 
+    def _refuse(self, request: ReadRequest, failure: Failure) -> None:
+        """Fail a read that was never begun."""
+        self._refused[request.request_id] = failure
+        note_failure(self._stats, request, failure)
+
     @staticmethod
     def _hands(worker: Worker, whose: Callable[[], ControlDuty | ReaderDuty]) -> Hands:
         """Return a worker as one of the two threads uses it."""
@@ -198,3 +203,11 @@ class RankSession:
     def _send(self, address: Address, message: Message) -> None:
         if not self._dialer.send(address, encode(message)):
             self._stats.add("overloads")
+
+
+def _listener(config: SessionConfig) -> Listener:
+    """Return the rank's control socket."""
+    return Listener(
+        host=config.host, key=config.side_channel_key, insecure=config.insecure, max_bytes=config.max_message_bytes,
+        admitted=admitted(config.allowed_peers, config.host, config.public_host),
+    )  # fmt: skip

@@ -61,30 +61,35 @@ class Reports:
     def failed(self, request: ReadRequest, failure: Failure) -> None:
         """Report that a read has failed and that nothing writes into its blocks."""
         self._failed[request.request_id] = failure
-        remote = request.remote
-        at = f"{remote.host}:{remote.port}"
-        self._stats.fail(failure.reason, _label(remote))
-        self._stats.remember(FailureNote(request.request_id, remote.engine_id, at, failure.reason, failure.detail))
-        logger.warning(
-            "%s",
-            logfmt(
-                "read failed",
-                request=request.request_id,
-                reason=failure.reason,
-                peer=remote.engine_id,
-                at=at,
-                remote_request=remote.request_id,
-                detail=failure.detail,
-                meaning=REASONS.get(failure.reason, ""),
-                do=advice(failure.reason),
-            ),
-        )
+        note_failure(self._stats, request, failure)
 
     def take(self) -> Results:
         """Return what has been reported since the last call."""
         results = Results(received=frozenset(self._received), failed=self._failed)
         self._received, self._failed = set(), {}
         return results
+
+
+def note_failure(stats: Stats, request: ReadRequest, failure: Failure) -> None:
+    """Count a failed read, remember it for people who ask, and write its log line. Called from any thread."""
+    remote = request.remote
+    at = f"{remote.host}:{remote.port}"
+    stats.fail(failure.reason, _label(remote))
+    stats.remember(FailureNote(request.request_id, remote.engine_id, at, failure.reason, failure.detail))
+    logger.warning(
+        "%s",
+        logfmt(
+            "read failed",
+            request=request.request_id,
+            reason=failure.reason,
+            peer=remote.engine_id,
+            at=at,
+            remote_request=remote.request_id,
+            detail=failure.detail,
+            meaning=REASONS.get(failure.reason, ""),
+            do=advice(failure.reason),
+        ),
+    )
 
 
 def failure_of(error: Exception) -> Failure:

@@ -22,6 +22,7 @@ import zmq
 from kvplan.errors import SessionError
 from kvplan.wire.addresses import Address, is_wildcard
 from kvplan.wire.codec import MAX_FRAME_BYTES
+from kvplan.wire.doorkeeper import DOMAIN, Doorkeeper
 from kvplan.wire.security import check_exposure, derive_keys
 
 if TYPE_CHECKING:
@@ -69,13 +70,19 @@ class Listener:
     """Listens at ``host:port`` (port 0 takes a free one) and answers."""
 
     def __init__(
-        self, *, host: str, port: int = 0, key: str = "", insecure: bool = False, max_bytes: int = MAX_FRAME_BYTES
-    ) -> None:
+        self, *, host: str, port: int = 0, key: str = "", insecure: bool = False, max_bytes: int = MAX_FRAME_BYTES,
+        admitted: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """``admitted``: addresses and networks that may connect; empty admits all."""
         check_exposure(host, has_key=bool(key), insecure=insecure)
         self._context = zmq.Context(1)
         self._context.set(zmq.MAX_SOCKETS, 16)
         self.socket = self._context.socket(zmq.ROUTER)
+        self._doorkeeper: Doorkeeper | None = None
         try:
+            if admitted:
+                self._doorkeeper = Doorkeeper(self._context, admitted)
+                self.socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
             limit_socket(self.socket, host, max_bytes)
             self.socket.setsockopt(zmq.BACKLOG, 1024)
             if key:
@@ -86,8 +93,15 @@ class Listener:
             self.close()
             raise
 
+    @property
+    def sources(self) -> tuple[zmq.Socket[bytes], ...]:
+        """What ``wait`` should watch."""
+        return (self.socket,) if self._doorkeeper is None else (self.socket, self._doorkeeper.socket)
+
     def receive(self) -> list[Letter]:
         """Return what has arrived, at most ``BURST`` frames; malformed multipart messages are dropped."""
+        if self._doorkeeper is not None:
+            self._doorkeeper.answer()
         letters = []
         for _ in range(BURST):
             try:
