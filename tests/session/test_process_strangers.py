@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import select
 import time
 from dataclasses import replace
 
 import msgspec
 import pytest
+import zmq
 
 from kvplan.wire.addresses import Address
 from kvplan.wire.codec import decode as decoded
 from kvplan.wire.codec import encode
 from kvplan.wire.messages import HelloRequest, Introduce, Party
 from kvplan.wire.side_channel import Dialer, Listener, wait
-from tests.session.engines import D_SHAPE, P_SHAPE, QUICK
+from tests.session.engines import D_SHAPE, ONE_D, P_SHAPE, QUICK
 from tests.session.faults import bounded, check_well, one_request, reasons, until
 from tests.session.lies import LIES
 from tests.session.middlemen import HOST, Middleman, Wiretap, connect, pester
@@ -166,6 +168,32 @@ def test_f12_replayed_messages_change_nothing(observed, times, name):
 
 def keyed(key=KEY, **changes):
     return replace(QUICK, side_channel_key=key, **changes)
+
+
+def key_file(path, name):
+    """Write a key file for engines of this machine, who know each other by one pair; return the key that names it."""
+    public, secret = zmq.curve_keypair()
+    path = path / f"{name}.json"
+    path.write_text(json.dumps({"secret": secret.decode(), "peers": {"127.0.0.1": public.decode()}}))
+    return f"@{path}"
+
+
+def test_f12_engines_with_key_pairs_and_a_stranger_with_another(tmp_path, times):
+    ours, theirs = key_file(tmp_path, "ours"), key_file(tmp_path, "theirs")
+    with pair(p_config=keyed(ours), d_config=keyed(ours)) as (prefill, decode):
+        stranger = EngineProcess("stranger", ONE_D, config=keyed(theirs, handshake_timeout_s=1.0))
+        try:
+            for i in range(times):
+                one_request(prefill, decode, f"r{i}", num_tokens=TOKENS)
+            remotes = [prefill.call("offer", f"s{i}", prefill.table(TOKENS), TOKENS) for i in range(times)]
+            with bounded("F12", stranger):
+                stranger.call("read_many", [(f"local-{r.request_id}", r, stranger.table(TOKENS)) for r in remotes])
+                for remote in remotes:
+                    assert reasons(stranger, f"local-{remote.request_id}") == {"handshake_timeout"}
+            for remote in remotes:
+                prefill.call("withdraw", remote.request_id)
+        finally:
+            stranger.close()
 
 
 def test_f12_strangers_are_never_heard_and_recorded_bytes_are_worth_nothing(times):

@@ -1,6 +1,7 @@
 """The side channel's sockets under good and bad company: the listener stays alive and hears only whom it should."""
 
 import contextlib
+import json
 import os
 import resource
 import socket
@@ -14,7 +15,7 @@ import zmq
 from kvplan.errors import DescriptionError, SessionError
 from kvplan.wire.addresses import Address
 from kvplan.wire.doorkeeper import admitted
-from kvplan.wire.security import derive_keys
+from kvplan.wire.security import keyring
 from kvplan.wire.side_channel import Dialer, Listener, Wakeup, limit_socket, use_key, wait
 
 KEY = "a shared key of the cluster"
@@ -205,10 +206,10 @@ def test_a_port_that_is_taken_is_a_session_error():
 
 
 def test_keys_are_the_same_in_every_process_and_differ_by_shared_key():
-    assert derive_keys(KEY) == derive_keys(KEY)
-    assert derive_keys(KEY).server != derive_keys(KEY).client
-    assert derive_keys(KEY) != derive_keys(KEY + "!")
-    assert derive_keys(KEY).server.public.decode() == "6k.h9{3N=F-:s^zmdibnRXV[Z.aa-h]vb{9mpY!j"
+    assert keyring(KEY) == keyring(KEY)
+    assert keyring(KEY).server != keyring(KEY).client
+    assert keyring(KEY) != keyring(KEY + "!")
+    assert keyring(KEY).server.public.decode() == "6k.h9{3N=F-:s^zmdibnRXV[Z.aa-h]vb{9mpY!j"
 
 
 def test_a_wakeup_ends_a_wait_and_never_blocks():
@@ -235,7 +236,7 @@ def test_only_addresses_on_the_allow_list_get_through(key):
         for last in (1, 2, 3):
             dealer = stack.enter_context(context.socket(zmq.DEALER))
             limit_socket(dealer, "127.0.0.1", 1000)
-            use_key(dealer, key)
+            use_key(dealer, key, "127.0.0.1")
             dealer.connect(f"tcp://127.0.0.{last}:0;127.0.0.1:{listener.port}")
             dealer.send(b"from %d" % last)
         heard, ends_at = set(), time.monotonic() + (1.5 if key else 0.7)
@@ -254,3 +255,69 @@ def test_names_on_the_allow_list_are_looked_up_and_those_without_meaning_admit_n
             wait(listener.sources, 0.05)
         assert [letter.frame for letter in letters] == [b"hello"]
     assert "no-such-host.invalid means no address here" in caplog.text
+
+
+def key_files(folder, hosts):
+    """One key file per host, in which all of the hosts are listed; return the keys by host."""
+    pairs = {host: zmq.curve_keypair() for host in hosts}
+    peers = {host: public.decode() for host, (public, _) in pairs.items()}
+    keys = {}
+    for host, (_, secret) in pairs.items():
+        path = folder / f"{host}.json"
+        path.write_text(json.dumps({"secret": secret.decode(), "peers": peers}))
+        keys[host] = f"@{path}"
+    return keys
+
+
+def test_peers_with_key_pairs_of_their_own_are_heard_and_others_are_not(tmp_path):
+    keys = key_files(tmp_path, ["127.0.0.1", "127.0.0.2"])
+    (tmp_path / "other").mkdir()
+    others = key_files(tmp_path / "other", ["127.0.0.1", "127.0.0.2"])
+    with Listener(host="127.0.0.1", key=keys["127.0.0.1"]) as listener:
+        assert is_alive(listener, keys["127.0.0.2"])
+        assert is_alive(listener, keys["127.0.0.1"])
+        for stranger in ("", KEY, others["127.0.0.2"]):
+            with Dialer(key=stranger) as dialer:
+                assert exchange(listener, dialer, bound_s=0.4) is None
+        assert is_alive(listener, keys["127.0.0.2"])
+
+
+def test_a_client_that_knows_the_listeners_key_and_is_not_listed_is_not_heard(tmp_path):
+    """As after a machine was taken out of the others' files."""
+    keys = key_files(tmp_path, ["127.0.0.1", "127.0.0.2"])
+    path = tmp_path / "127.0.0.1.json"
+    content = json.loads(path.read_text())
+    del content["peers"]["127.0.0.2"]
+    shorter = tmp_path / "shorter.json"
+    shorter.write_text(json.dumps(content))
+    with Listener(host="127.0.0.1", key=f"@{shorter}") as listener:
+        with Dialer(key=keys["127.0.0.2"]) as dialer:
+            assert exchange(listener, dialer, bound_s=0.4) is None
+        assert is_alive(listener, keys["127.0.0.1"])
+
+
+def test_a_listener_with_another_hosts_key_is_not_believed(tmp_path):
+    keys = key_files(tmp_path, ["127.0.0.1", "127.0.0.2"])
+    with Listener(host="127.0.0.1", key=keys["127.0.0.2"]) as impostor, Dialer(key=keys["127.0.0.1"]) as dialer:
+        assert exchange(impostor, dialer, bound_s=0.4) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "No such file"),
+        ("not json", "key file"),
+        ("[]", "'secret' and 'peers'"),
+        ('{"secret": "short", "peers": {}}', "secret is not a key of 40"),
+        ('{"secret": "' + "é" * 40 + '", "peers": {}}', "secret is not a key of 40"),
+        ('{"secret": "JTKVSB%%)wK0E.X)V>+}o?pNmC{O&4W4b!Ni{Lh6", "peers": {"h": 5}}', r"peers\['h'\] is not a key"),
+    ],
+)
+def test_a_key_file_that_cannot_be_used_is_refused_by_name(tmp_path, content, words):
+    path = tmp_path / "keys.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(DescriptionError, match=words) as caught:
+        Listener(host="127.0.0.1", key=f"@{path}")
+    assert "keys.json" in str(caught.value)
+    assert "JTKVSB" not in str(caught.value)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import DescriptionError
+from kvplan.wire.security import FILE_MARK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -141,7 +142,7 @@ class SessionConfig:
     advertise_host: str = ""
     """Address that peers are told; empty means ``host``."""
     side_channel_key: str = field(default="", repr=False)
-    """Shared key of at least 16 characters; empty means no encryption, which only loopback allows."""
+    """Shared key of at least 16 characters, or ``@path`` of a key file; empty: no encryption, for loopback only."""
     insecure: bool = False
     """True allows an unencrypted side channel on other addresses than loopback."""
     allowed_peers: tuple[str, ...] = ()
@@ -165,7 +166,8 @@ class SessionConfig:
             raise DescriptionError("staging_slots, max_posted and max_post_bytes must be at least 1")
         if not 0 <= self.verify_rate <= 1:
             raise DescriptionError(f"verify_rate is {self.verify_rate}; it is a share of all reads, from 0 to 1")
-        if self.side_channel_key and len(self.side_channel_key) < 16:
+        key = self.side_channel_key
+        if key and len(key) < 16 and not key.startswith(FILE_MARK):
             raise DescriptionError("side_channel_key is shorter than 16 characters")
 
     @property

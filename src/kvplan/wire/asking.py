@@ -135,7 +135,7 @@ class Asker:
         dealer = self._context.socket(zmq.DEALER)
         line = self._lines[address] = _Line(dealer, dealer.get_monitor_socket(_WATCHED))
         limit_socket(dealer, address.host, self._max_bytes)
-        use_key(dealer, self._key)
+        use_key(dealer, self._key, address.host)
         dealer.connect(f"tcp://{address}")
         return line
 

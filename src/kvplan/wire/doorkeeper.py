@@ -1,7 +1,8 @@
-"""Doorkeeper: who may connect to a listener, by address. Answers ZeroMQ's question for each connection; no messages.
+"""Doorkeeper: who may connect to a listener, by address and key. Answers what ZeroMQ asks; no messages.
 
 The question is ZAP's (rfc.zeromq.org/spec/27): ZeroMQ asks it inside the process, before the connection may send its
-first frame, and whoever is turned away learns nothing. A key is still needed where the listener has one.
+first frame, and whoever is turned away learns nothing. With CURVE, ZeroMQ has by then seen the proof that the
+connection has the key that it names.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import socket
 from typing import TYPE_CHECKING
 
 import zmq
+from zmq.utils import z85
 
 from kvplan.wire.addresses import is_allowed
 
@@ -38,10 +40,13 @@ def admitted(allowed: Sequence[str], *own: str) -> tuple[str, ...]:
 
 
 class Doorkeeper:
-    """Admits connections from some addresses only. Belongs to the listener's context, and to its thread."""
+    """Admits connections from some addresses and with some keys. Belongs to the listener's context and thread."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], rules: Iterable[str]) -> None:
-        """Names among the rules are looked up here, once."""
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], rules: Iterable[str], clients: frozenset[bytes] = frozenset()
+    ) -> None:
+        """Names among the rules are looked up here, once. No rules, or no clients' public keys, admit all."""
+        self._clients = clients
         self._rules = tuple(address for rule in rules for address in _addresses(rule))
         self._named: set[str] = set()
         self.socket = context.socket(zmq.REP)
@@ -51,12 +56,17 @@ class Doorkeeper:
         """Answer the connections that wait."""
         for _ in range(MAX_QUESTIONS):
             try:
-                version, number, _, address, *_ = self.socket.recv_multipart(zmq.NOBLOCK)
+                version, number, _, address, _, mechanism, *credentials = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            admits = self._admits(address.decode("ascii", errors="replace"))
+            admits = self._knows(mechanism, credentials) and self._admits(address.decode("ascii", errors="replace"))
             verdict = (b"200", b"welcome") if admits else (b"400", b"not on the allow list")
             self.socket.send_multipart((version, number, *verdict, b"", b""))
+
+    def _knows(self, mechanism: bytes, credentials: Sequence[bytes]) -> bool:
+        if not self._clients:
+            return True
+        return mechanism == b"CURVE" and len(credentials) == 1 and z85.encode(credentials[0]) in self._clients
 
     def _admits(self, address: str) -> bool:
         address = address.removeprefix("::ffff:")

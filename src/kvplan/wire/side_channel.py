@@ -23,7 +23,7 @@ from kvplan.errors import SessionError
 from kvplan.wire.addresses import Address, is_wildcard
 from kvplan.wire.codec import MAX_FRAME_BYTES
 from kvplan.wire.doorkeeper import DOMAIN, Doorkeeper
-from kvplan.wire.security import check_exposure, derive_keys
+from kvplan.wire.security import check_exposure, keyring
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,14 +80,15 @@ class Listener:
         self.socket = self._context.socket(zmq.ROUTER)
         self._doorkeeper: Doorkeeper | None = None
         try:
-            if admitted:
-                self._doorkeeper = Doorkeeper(self._context, admitted)
+            clients = keyring(key).clients if key else frozenset[bytes]()
+            if admitted or clients:
+                self._doorkeeper = Doorkeeper(self._context, admitted, clients)
                 self.socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
             limit_socket(self.socket, host, max_bytes)
             self.socket.setsockopt(zmq.BACKLOG, 1024)
             if key:
                 self.socket.curve_server = True
-                self.socket.curve_secretkey = derive_keys(key).server.secret
+                self.socket.curve_secretkey = keyring(key).server.secret
             self.port = _bind(self.socket, host, port)
         except BaseException:
             self.close()
@@ -196,7 +197,7 @@ class Dialer:
             limit_socket(dealer, address.host, self._max_bytes)
             dealer.setsockopt(zmq.RECONNECT_IVL, 100)
             dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-            use_key(dealer, self._key)
+            use_key(dealer, self._key, address.host)
             dealer.connect(f"tcp://{address}")
         except BaseException:
             self.hang_up(address)
@@ -241,11 +242,11 @@ def wait(sources: Sequence[Source], timeout_s: float | None) -> None:
     poller.poll(None if timeout_s is None else max(0, math.ceil(timeout_s * 1000)))
 
 
-def use_key(dealer: zmq.Socket[bytes], key: str) -> None:
-    """Make a client socket speak with the shared key; does nothing without one."""
+def use_key(dealer: zmq.Socket[bytes], key: str, host: str) -> None:
+    """Make a client socket speak with a key to a host; does nothing without one."""
     if key:
-        keys = derive_keys(key)
-        dealer.curve_serverkey = keys.server.public
+        keys = keyring(key)
+        dealer.curve_serverkey = keys.server_at(host)
         dealer.curve_publickey, dealer.curve_secretkey = keys.client
 
 
