@@ -133,6 +133,9 @@ def reasons(engine, request_id, **options):
     return set(engine.wait("failures", request_id, **options))
 
 
-def until(condition, bound_s=10.0):
-    """Wait until something has come about."""
-    wait_until(condition, bound_s)
+def until(condition, bound_s=10.0, what=lambda: "condition"):
+    """Wait until something has come about; ``what`` says what is so instead."""
+    try:
+        wait_until(condition, bound_s)
+    except AssertionError:
+        raise AssertionError(f"did not come true within {bound_s} s: {what()}") from None

@@ -707,6 +707,20 @@ def test_t37_idle_peers_are_forgotten_but_never_with_a_transfer_running(town):
     assert decode.ranks[0].transport.peers == ()
 
 
+def test_t37_idle_peers_are_not_forgotten_before_they_have_heard_that_a_read_is_over():
+    town = Town(peer_idle_s=0.0)
+    prefill, decode = town.pair()
+    town.faults = lose(Done, times=5)
+    begin(town, prefill, decode)
+    town.settle()
+    assert decode.outcome("local-X") == ["received"] * 3
+    town.run(town.config.heartbeat_s + 4.0)
+    assert prefill.sent("X") == [1, 1]
+    assert prefill.count("expiries") == 0
+    town.run(town.config.heartbeat_s + 1.0)
+    assert decode.ranks[0].consumer.gauges()["live_peers"] == 0
+
+
 def test_f15_closing_fails_what_waits_and_drains_what_flies(town):
     prefill, decode = town.pair(D_SHAPE, D_SHAPE)
     remote, _, _ = begin(town, prefill, decode, hold=True)

@@ -144,7 +144,8 @@ def test_f15_producers_that_shut_down_with_reads_outstanding(rounds, ends):
                     prefill.call("fill", source)
                     remote = prefill.call("offer", f"r{turn}-{i}", source, TOKENS)
                     decode.call("read", f"local-{turn}-{i}", remote, piece(decode, i))
-                    until(lambda p=prefill: p.call("total", "claims_granted") == 1)
+                    until(lambda p=prefill: p.call("total", "claims_granted") == 1,
+                          what=lambda n=f"local-{turn}-{i}": decode.call("details", n))  # fmt: skip
                 with bounded("F15", decode):
                     for prefill in prefills:
                         prefill.begin("close")

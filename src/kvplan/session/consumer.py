@@ -379,12 +379,12 @@ class Consumer:
             self._deadlines.extend(read.request_id, ends_at)
 
     def _sweep(self, now: float) -> None:
-        """Forget peers that nobody wants, and what waited too long for one."""
+        """Forget peers that nobody wants and that have heard everything, and what waited too long for one."""
         for peer in list(self._book.peers.values()):
             peer.drop_late_notices(now)
             idle_s = 0.0 if peer.state is PeerState.ASKING else self._config.peer_idle_s
-            quiet = peer.used_at + idle_s <= now and not any(link.held for link in peer.links.values())
-            if quiet and not peer.is_wanted:
+            spare_s = 0.0 if all(link.is_idle for link in peer.links.values()) else self._config.hold_s
+            if peer.used_at + idle_s + spare_s <= now and not peer.is_wanted:
                 self._forget(peer)
 
     def _forget_if_over(self, peer: Peer) -> None:
