@@ -11,12 +11,13 @@ export OMP_NUM_THREADS = 1
 # UCX would end a test run with warnings about its own memory pools.
 export UCX_LOG_LEVEL = error
 
-.PHONY: help demo test test-long check lint types rooms format docs bench setup clean
+.PHONY: help demo test test-long optimised check lint types rooms format docs bench setup clean
 
 help:
 	@echo "make demo        run prefill and decode engines of different geometry and compare their tokens (ARGS=... for options)"
 	@echo "make test        lint, types, house rules, every test that is not marked long; real engines too (about 15 minutes)"
-	@echo "make test-long   every test"
+	@echo "make test-long   every test, 100 times where others play a fault 20 times; without engines also with python -O"
+	@echo "make optimised   some tests with python -O (part of make test)"
 	@echo "make check       lint, types and house rules only"
 	@echo "make bench       the benchmark scripts, one after the other"
 	@echo "make docs        tables that come from the code written anew; the documentation as a site, in build/site"
@@ -25,11 +26,21 @@ help:
 demo: $(READY)
 	$(BIN)/kvplan demo $(ARGS)
 
-test: lint types
+test: lint types optimised
 	$(BIN)/python -m pytest $(ARGS)
 
 test-long: lint types
+	$(BIN)/python -O -m pytest $(OPTIMISED) -m "not engines"
 	$(BIN)/python -m pytest --long $(ARGS)
+
+# Without the asserts of our own code: nothing that a peer, a user or a network can cause may rest on one. The tests' own
+# asserts work all the same, because pytest rewrites them; tests/test_optimised.py holds that.
+OPTIMISED = -q -W "ignore:assertions not in test modules:pytest.PytestConfigWarning"
+
+optimised: $(READY)
+	$(BIN)/python -O -m pytest $(OPTIMISED) tests/test_optimised.py tests/wire tests/session/test_producer.py \
+	    tests/session/test_consumer.py tests/session/test_faults.py tests/session/test_soak.py \
+	    tests/session/test_process_faults.py
 
 check: lint types rooms
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+pytest.register_assert_rewrite(*(f"tests.{room}" for room in ("cli", "proxy", "session", "transport", "vllm", "wire")))
+"""Asserts of what tests share explain themselves too, and work with ``python -O``."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked long too")
