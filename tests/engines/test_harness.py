@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.engines import KVPLAN, EngineOptions, Fleet, external_tokens, make_prompt, read_metrics, total
+from kvplan.engines import KVPLAN, EngineOptions, Fleet, external_tokens, make_prompt, prompt_text, read_metrics, total
 from kvplan.engines.engine import Engine, stage_of, wait_all
-from kvplan.engines.models import build_model
+from kvplan.engines.models import build_model, build_model_apart
 from kvplan.engines.options import Ports, command_line, environment
 from kvplan.engines.ports import PortPool
 from kvplan.engines.prompts import completion_body
@@ -188,6 +188,15 @@ def test_a_fleet_stops_what_it_started_when_one_fails(tmp_path, monkeypatch):
         assert fleet.engines == ()
         folder = fleet.folder
     assert not folder.exists()
+
+
+def test_a_tiny_model_is_the_same_each_time_and_its_words_are_its_ids(tmp_path):
+    from tokenizers import Tokenizer
+
+    first, second = (build_model_apart("llama", tmp_path / name) for name in "ab")
+    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
+    ids = list(range(5, 512))
+    assert Tokenizer.from_file(str(first / "tokenizer.json")).encode(prompt_text(ids)).ids == ids
 
 
 def test_an_unknown_model_is_refused_with_the_known_names(tmp_path):

@@ -53,7 +53,7 @@ def test_a_chat_completion_is_that_of_a_single_engine(engines, pool, url):
     del fields["prompt"]
     messages = [{"role": "user", "content": prompt_text(list(expected.prompt))}]
     answer = httpx.post(f"{url}/v1/chat/completions", json=fields | {"messages": messages}, timeout=60).json()
-    assert answer["choices"][0]["message"]["content"] == prompt_text(list(expected.token_ids))
+    assert answer["choices"][0]["message"]["content"].split() == prompt_text(list(expected.token_ids)).split()
     assert external_tokens(read_metrics(engines[1].url)) - before == LENGTH
 
 

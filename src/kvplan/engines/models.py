@@ -1,6 +1,6 @@
 """Tiny models with seeded random weights, written to a folder without any hub. Only for demos and tests.
 
-Each comes with a tokenizer whose words are `t0` ... `t511`, so that any list of ids is a text and back.
+Each comes with a tokenizer whose words are `t4` ... `t511`, so that any list of ordinary ids is a text and back.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from kvplan.errors import EngineError
 __all__ = ["MODELS", "TinyModel", "build_model", "build_model_apart"]
 
 VOCAB_SIZE = 512
+SPECIAL_WORDS = ("<unk>", "<eos>", "<bos>", "<pad>")
+"""The words of ids 0 to 3. They must not be the beginning of another word: the tokenizer would cut it there."""
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 """A conversation is what was said in it, nothing more."""
 
@@ -94,11 +96,12 @@ def _write_tokenizer(path: Path) -> None:
     import tokenizers
     import transformers
 
-    words = tokenizers.models.WordLevel({f"t{i}": i for i in range(VOCAB_SIZE)}, unk_token="t0")
-    tokenizer = tokenizers.Tokenizer(words)
+    unknown, end, begin, padding = SPECIAL_WORDS
+    words = dict(zip((*SPECIAL_WORDS, *(f"t{i}" for i in range(4, VOCAB_SIZE))), range(VOCAB_SIZE), strict=True))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=unknown))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="t0", eos_token="t1", bos_token="t2", pad_token="t3"
+        tokenizer_object=tokenizer, unk_token=unknown, eos_token=end, bos_token=begin, pad_token=padding
     )
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(path)
