@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
-from tests.proxy.engines import TRANSFER, StandIn
 
 from kvplan.errors import DescriptionError
 from kvplan.proxy import build_app, serve_in_thread
+from tests.proxy.engines import TRANSFER, StandIn
 
 
 @contextmanager
