@@ -17,9 +17,11 @@ from kvplan.session import REASONS, SessionConfig
 from kvplan.session.advice import advice
 from kvplan.session.declared import METRICS
 from kvplan.wire.asking import SENTENCES
+from tests.session.faults import table as faults
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "operations.md"
+NOTES = ROOT / "docs" / "design-notes.md"
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -62,9 +64,11 @@ def _field_texts() -> dict[str, str]:
 
 
 def written_anew(page: str) -> str:
-    tables = {"metrics": metrics, "reasons": reasons, "settings": settings, "unreachable": unreachable}
+    tables = {"faults": faults, "metrics": metrics, "reasons": reasons, "settings": settings,
+              "unreachable": unreachable}  # fmt: skip
     return MARKED.sub(lambda found: found[1] + "\n".join(tables[found[2]]()) + "\n" + found[3], page)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written_anew(PAGE.read_text()))
+    for page in (PAGE, NOTES):
+        page.write_text(written_anew(page.read_text()))

@@ -6,13 +6,25 @@ import re
 
 import yaml
 
-from tests.docs.tables import MARKED, PAGE, ROOT, written_anew
+from tests.docs.tables import MARKED, NOTES, PAGE, ROOT, written_anew
+from tests.session.faults import FAULTS
 
 
 def test_tables_are_those_of_the_code():
     page = PAGE.read_text()
     assert [found[2] for found in MARKED.finditer(page)] == ["settings", "reasons", "metrics", "unreachable"]
     assert page == written_anew(page), "run `make docs`"
+
+
+def test_the_table_of_faults_is_that_of_the_tests_and_every_test_is_there():
+    page = NOTES.read_text()
+    assert [found[2] for found in MARKED.finditer(page)] == ["faults"]
+    assert page == written_anew(page), "run `make docs`"
+    tests = "".join(path.read_text() for path in (ROOT / "tests" / "session").glob("test_process_*.py"))
+    on_engines = (ROOT / "tests" / "engines" / "test_faults.py").read_text()
+    for name, fault in FAULTS.items():
+        assert f"def {fault.tests}" in tests, name
+        assert not fault.on_engines or re.search(rf"def test_(f\d+_)*{name.lower()}_", on_engines), name
 
 
 def test_messages_at_start_up_are_those_of_the_code():
