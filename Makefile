@@ -39,8 +39,7 @@ OPTIMISED = -q -W "ignore:assertions not in test modules:pytest.PytestConfigWarn
 
 optimised: $(READY)
 	$(BIN)/python -O -m pytest $(OPTIMISED) tests/test_optimised.py tests/wire tests/session/test_producer.py \
-	    tests/session/test_consumer.py tests/session/test_faults.py tests/session/test_soak.py \
-	    tests/session/test_process_faults.py
+	    tests/session/test_consumer.py tests/session/test_faults.py tests/session/test_soak.py
 
 check: lint types rooms
 

@@ -107,11 +107,12 @@ def test_f8_consumers_killed_while_they_hold_claims(rounds):
         assert prefill.call("total", "expiries") == 2 * AT_ONCE * rounds
 
 
-@pytest.mark.parametrize("ends", [True, False], ids=["writes-end", "writes-do-not-end"])
-def test_f15_consumers_that_shut_down_with_reads_outstanding(rounds, ends):
+def test_f15_consumers_that_shut_down_with_reads_outstanding(rounds):
+    """In every other round the writes end meanwhile; in the others they do not, and nothing is reported."""
     straight = replace(QUICK, staging_bytes=0, close_timeout_s=0.5)
     with started(EngineProcess("prefill-0", P_SHAPE, ready=False)) as (prefill,):
         for turn in range(rounds):
+            ends = turn % 2 == 0
             with some(f"decode-{turn}", ONE_D, config=straight) as decodes:
                 for i, decode in enumerate(decodes):
                     remote = prefill.call("offer", f"r{turn}-{i}", prefill.table(TOKENS), TOKENS, lease_s=1.0)
@@ -129,13 +130,13 @@ def test_f15_consumers_that_shut_down_with_reads_outstanding(rounds, ends):
                 assert ended == [0] * AT_ONCE
 
 
-@pytest.mark.parametrize("ends", [True, False], ids=["reads-end", "reads-do-not-end"])
-def test_f15_producers_that_shut_down_with_reads_outstanding(rounds, ends):
-    """A producer waits a bounded time for its readers. Whoever is late must not believe what it finds."""
-    closing = replace(QUICK, close_timeout_s=3.0 if ends else 0.3)
+def test_f15_producers_that_shut_down_with_reads_outstanding(rounds):
+    """A producer waits a bounded time for its readers. Whoever is late, in every other round, must not believe it."""
     straight = replace(QUICK, staging_bytes=0, transfer_timeout_s=30.0)
     with started(EngineProcess("decode-0", ONE_D, config=straight, ready=False)) as (decode,):
         for turn in range(rounds):
+            ends = turn % 2 == 0
+            closing = replace(QUICK, close_timeout_s=3.0 if ends else 0.3)
             with some(f"prefill-{turn}", ONE_P, config=closing) as prefills:
                 decode.call("wipe")
                 decode.call("fail", hold=True)
