@@ -66,7 +66,11 @@ def main():
             def bound(tables=tables, tokens=tokens):
                 return bind(plan, *tables, num_tokens=tokens, whole_blocks=True)
 
-            ways = {"bind": timed(bound), "add": timed(lambda ids=ids: ids + 4096), "route": timed(lambda: route(bound(), cost, terms))}  # noqa: B023 - used at once
+            ways = {
+                "bind": timed(bound),
+                "add": timed(lambda ids=ids: ids + 4096),
+                "route": timed(lambda: route(bound(), cost, terms)),
+            }
             figures = measure(ways, rounds=options.rounds, patience=options.patience, warm=3)
             ratio = 1 / figures.ratio("bind", "add")
             low, high = figures.spread("bind")
@@ -79,7 +83,11 @@ def main():
                 best.append((figures.median("bind"), tokens))
     report.goal(f"131k tokens x {options.regions} regions: within 10 additions at worst",
                 "{:.1f} ({})".format(*max(worst)), reached=max(worst)[0] <= 10)  # fmt: skip
-    report.goal("contiguous ids: at most 0.3 ms", f"{seconds(max(best)[0])} ({max(best)[1]:,} tokens)", reached=max(best)[0] <= 0.3e-3)
+    report.goal(
+        "contiguous ids: at most 0.3 ms",
+        f"{seconds(max(best)[0])} ({max(best)[1]:,} tokens)",
+        reached=max(best)[0] <= 0.3e-3,
+    )
     report.finish(options)
 
 

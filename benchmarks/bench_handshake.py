@@ -11,7 +11,6 @@ too little to be seen otherwise.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import statistics
 import time
@@ -34,9 +33,7 @@ KIB = 1 << 10
 
 def attention(layers, tp, blocks, block_size=16, name="engine"):
     """Return an engine of full attention layers, K and V in regions of their own."""
-    specs = tuple(
-        AttentionSpec(name=f"model.layers.{i}.attn", num_kv_heads=HEADS, head_dim=128) for i in range(layers)
-    )
+    specs = tuple(AttentionSpec(name=f"model.layers.{i}.attn", num_kv_heads=HEADS, head_dim=128) for i in range(layers))
     cache = CacheGeometry(block_size=block_size, num_blocks=blocks)
     return engine_layout(
         EngineSpec(engine_id=name, layers=specs, num_layers=layers, parallel=Parallel(tp=tp), cache=cache)
@@ -48,7 +45,9 @@ def hybrid(layers, tp, name):
     specs = tuple(
         AttentionSpec(name=f"model.layers.{i}.attn", num_kv_heads=HEADS, head_dim=128, group=0)
         if i % 4 == 3
-        else Mamba2Spec(name=f"model.layers.{i}.mixer", group=1 + i % 4, num_heads=128, head_dim=64, state_size=128, num_groups=8)
+        else Mamba2Spec(
+            name=f"model.layers.{i}.mixer", group=1 + i % 4, num_heads=128, head_dim=64, state_size=128, num_groups=8
+        )
         for i in range(layers)
     )
     cache = CacheGeometry(block_size=1600, num_blocks=2000, shared_regions=True)
@@ -105,7 +104,14 @@ def measure_peer(layers, blocks, tp):
         )
         remotes.append((agent.get_agent_metadata(), regions))
     mine = make_agent(f"peer-{uuid.uuid4().hex[:8]}")
-    reader = PeerReader(mine, _regions(keep, layers, blocks, heads[1] * element), block_size=16, tp_rank=0, tp_size=tp[1], num_heads=HEADS)
+    reader = PeerReader(
+        mine,
+        _regions(keep, layers, blocks, heads[1] * element),
+        block_size=16,
+        tp_rank=0,
+        tp_size=tp[1],
+        num_heads=HEADS,
+    )
     for rank, (blob, _) in enumerate(remotes):
         reader._agents[rank] = mine.add_remote_agent(blob)
     with PeakRss() as memory:
@@ -134,7 +140,17 @@ def main():
     options.add_argument("--no-peer", action="store_true")
     options = options.parse_args()
     report = Report(__file__, __doc__)
-    ours = report.table("kvplan's handshake, one decode rank", "layers", "TP", "blocks", "median", "lowest - highest", "peak memory", "kept", "hello")
+    ours = report.table(
+        "kvplan's handshake, one decode rank",
+        "layers",
+        "TP",
+        "blocks",
+        "median",
+        "lowest - highest",
+        "peak memory",
+        "kept",
+        "hello",
+    )
 
     def cell(label, source, destination, blocks, layers):
         median, low, high, peak, held = measure_ours(source, destination, options.rounds)
@@ -183,7 +199,9 @@ def compare(report, options):
     sheet.row("vLLM 0.32 NIXL connector", seconds(peer_s), size(grown))
     ratios = statistics.median(f[2] / f[0] for f in found), statistics.median(f[3] / f[1] for f in found)
     sheet.row("ratio", f"{ratios[0]:,.0f}", f"{ratios[1]:,.0f}")
-    report.goal("at least 1,000 times faster than the peer's handshake", f"{ratios[0]:,.0f} times", reached=ratios[0] >= 1000)
+    report.goal(
+        "at least 1,000 times faster than the peer's handshake", f"{ratios[0]:,.0f} times", reached=ratios[0] >= 1000
+    )
     report.goal("at least 100 times less memory", f"{ratios[1]:,.0f} times", reached=ratios[1] >= 100)
 
 

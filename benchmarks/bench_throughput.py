@@ -183,7 +183,9 @@ class Cell:
         """Return (mean run after merging, descriptors that kvplan posts over nixl)."""
         cost = configured_cost("nixl", self.config)
         ways = [
-            route(runs, cost, staging_terms(self.source.ranks[plan.source_rank], self.pair.layout.ranks[0], self.config))
+            route(
+                runs, cost, staging_terms(self.source.ranks[plan.source_rank], self.pair.layout.ranks[0], self.config)
+            )
             for plan, runs in zip(self.plans, self.runs, strict=True)
         ]
         mean = self.num_bytes // sum(len(runs) for runs in self.runs)
@@ -201,7 +203,9 @@ def main():
     options_parser.add_argument("--only", default="", help="only cells whose label and order contain these words")
     options_parser.add_argument("--transports", default="nixl,cma")
     options_parser.add_argument("--no-peer", action="store_true", help="leave vLLM's way and NIXL alone out")
-    options_parser.add_argument("--quiet-s", type=float, default=0.0, help="before each cell, wait so long for others to be quiet")
+    options_parser.add_argument(
+        "--quiet-s", type=float, default=0.0, help="before each cell, wait so long for others to be quiet"
+    )
     options = options_parser.parse_args()
     report = Report(__file__, __doc__)
     transports = tuple(filter(None, options.transports.split(",")))
@@ -226,11 +230,18 @@ def main():
         finally:
             cell.close()
         found.append((label, order, run, mean, figures))
-        speeds = [f"{cell.num_bytes / figures.median(n) / 1e9:.2f}" if n in figures else "-" for n in (*names, *columns)]
+        speeds = [
+            f"{cell.num_bytes / figures.median(n) / 1e9:.2f}" if n in figures else "-" for n in (*names, *columns)
+        ]
         ratios = [f"{figures.ratio(n, o):.2f}" if o in figures else "-" for n in names for o in columns[:-1]]
         note = f"{options.rounds}" + (f" ({figures.num_disturbed} disturbed)" if figures.num_disturbed else "")
-        sheet.row(label, order, size(run), size(mean), f"{posted:,}{' staged' if staged else ''}", *speeds, *ratios, note)
-        print(f"{time.strftime('%X')} {label}, {order}, {size(run)}: {' '.join(speeds)} | {' '.join(ratios)} | {note}", flush=True)
+        sheet.row(
+            label, order, size(run), size(mean), f"{posted:,}{' staged' if staged else ''}", *speeds, *ratios, note
+        )
+        print(
+            f"{time.strftime('%X')} {label}, {order}, {size(run)}: {' '.join(speeds)} | {' '.join(ratios)} | {note}",
+            flush=True,
+        )
     goals(report, found, transports)
     report.finish(options)
 

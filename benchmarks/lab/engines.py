@@ -135,7 +135,10 @@ class Child:
 
     def __init__(self, module, order):
         ours, theirs = os.pipe()
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+        }
         program = f"import sys; from {module} import serve; sys.exit(serve(int(sys.argv[1])))"
         self.process = subprocess.Popen(
             [sys.executable, "-c", program, str(theirs)], stdin=subprocess.PIPE, stdout=sys.stderr.fileno(),
@@ -189,7 +192,9 @@ class Prefill:
     def _start(self, order):
         case = Case(**{**order["case"], "tp": tuple(order["case"]["tp"])})
         layout, self.memory = placed(engine_layout(case.spec("source")), fill=order["seed"])
-        hello = {"regions": [[[r.base, r.num_blocks, r.block_stride_bytes] for r in rank.regions] for rank in layout.ranks]}
+        hello = {
+            "regions": [[[r.base, r.num_blocks, r.block_stride_bytes] for r in rank.regions] for rank in layout.ranks]
+        }
         hello["desks"], hello["agents"] = {}, []
         for transport in order["transports"]:
             engine_id = f"prefill-{transport}-{uuid.uuid4().hex[:8]}"
@@ -256,7 +261,7 @@ class Pair:
         engine_id, port = self.child.hello["desks"][transport]
         return [RemoteRef(engine_id, "127.0.0.1", port, name, "g", tables, self.case.tokens) for name in names]
 
-    def read(self, transport, remotes, tables, *, pause_s=5e-5):
+    def read(self, transport, remotes, tables, *, pause_s=3e-4):
         """Read references with every reading rank; return the seconds from the first call to the last report."""
         sessions = [self.engines[transport].sessions[rank] for rank in self.ranks]
         waiting = {(session, remote.request_id) for session in sessions for remote in remotes}

@@ -147,7 +147,9 @@ class PeerReader:
         for rank, local, remote in zip(self.mapping.all_source_ranks, self.local, self.remote, strict=True):
             counts = self.remote_blocks[rank]
             remote_ids = ids(there, counts[0], None, 1, counts, [0] * len(counts), False)
-            local_ids = ids(here, stand.region_num_blocks[0], self.ratio, 1, stand.region_num_blocks, [0] * len(counts), False)
+            local_ids = ids(
+                here, stand.region_num_blocks[0], self.ratio, 1, stand.region_num_blocks, [0] * len(counts), False
+            )
             handle = self.agent.make_prepped_xfer("READ", local, local_ids, remote, remote_ids)
             self.agent.transfer(handle)
             handles.append(handle)

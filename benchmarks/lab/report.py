@@ -21,7 +21,9 @@ WIDTH = 150
 
 def parser(doc):
     """Return a parser with the options that every script has."""
-    made = argparse.ArgumentParser(description=doc.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=doc.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     made.add_argument("--report", action="store_true", help="write a dated page into benchmarks/reports")
     made.add_argument("--rounds", type=int, default=7, help="measurements of each contender")
     made.add_argument("--patience", type=float, default=3.0, help="rounds may be repeated up to so many times in all")
