@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 pytest.register_assert_rewrite(*(f"tests.{room}" for room in ("cli", "proxy", "session", "transport", "vllm", "wire")))
 """Asserts of what tests share explain themselves too, and work with ``python -O``."""
+
+
+def pytest_configure() -> None:
+    """A run that was started in the background ignores Ctrl-C and hands that down; what tests interrupt must hear it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
