@@ -11,7 +11,7 @@ pytest.register_assert_rewrite(*(f"tests.{room}" for room in ("cli", "proxy", "s
 
 
 def pytest_configure() -> None:
-    """A run that was started in the background ignores Ctrl-C and hands that down; what tests interrupt must hear it."""
+    """A run started in the background ignores Ctrl-C and hands that down; what tests interrupt must hear it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
