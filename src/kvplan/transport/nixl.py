@@ -55,7 +55,7 @@ class NixlTransport(CheckedTransport):
     ``progress_delay_us`` is how long the progress thread sleeps between looks: 10,000 costs 0.4% of an idle core.
     ``ucx_tls`` limits UCX to these transports (its variable UCX_TLS); None lets UCX and the environment decide.
     ``close_timeout_s`` bounds how long ``close`` waits for batches in flight.
-    ``num_threads`` threads of the UCX backend share batches of very many descriptors, as vLLM's connector lets them. The
+    ``num_threads`` threads of the UCX backend share batches of very many descriptors, as vLLM's connector has it. The
     default 0 copies in ``post`` where the carrier is synchronous: NIXL 1.5.1 with threads was seen to abort the process
     when part of a shared batch failed.
     ``backends`` are NIXL backends by name; memory is registered with each, and NIXL chooses among them. Tested: UCX.
