@@ -144,7 +144,7 @@ def test_request_is_posted_once_and_released_once():
 
     peer = LocalPeer("nixl", sizes=(4096,))
     local = np.zeros(4096, np.uint8)
-    agent = NixlAgent("kvplan-test-requests", progress_delay_us=10_000, ucx_tls=None)
+    agent = NixlAgent("kvplan-test-requests", progress_delay_us=10_000, ucx_tls=None, num_threads=0, backends=("UCX",))
     agent.register([memory_range(local)])
     name = agent.load(peer.metadata.split(b"\n", 3)[3], peer="p")
     request = agent.request(whole(peer, local, 4096), name)
