@@ -20,6 +20,7 @@ pytestmark = pytest.mark.nixl
 TOKENS = 24
 PAIRS = 4
 """Of ranks that exchange bytes, between 2 and 3."""
+AT_ONCE = 20
 BAD_IDS = (12, -2, 1 << 20, 1 << 40, (1 << 62) - 1)
 
 
@@ -118,15 +119,23 @@ def test_f4_blocks_reused_before_the_read(engines, times, name):
 def test_f4_blocks_reused_during_the_read(engines, times, name):
     """Granted reads are on their way when decode freezes; the leases end, the blocks are reused, and decode goes on."""
     prefill, decode = engines
+    for batch in range(times // AT_ONCE):
+        names = [f"{name}-{batch}-{i}" for i in range(AT_ONCE)]
+        try:
+            be_frozen_during_reads(prefill, decode, names)
+        finally:
+            decode.call("fail")
+        one_request(prefill, decode, f"{name}-{batch}-after")
+
+
+def be_frozen_during_reads(prefill, decode, names):
     source = prefill.table(TOKENS)
-    prefill.call("fill", source)
-    one_request(prefill, decode, f"{name}-before")
+    one_request(prefill, decode, f"{names[0]}-before", source=source)
     decode.call("fail", hold=True)
-    names = [f"{name}-{i}" for i in range(times)]
-    remotes = [prefill.call("offer", one, source, TOKENS, lease_s=1.0) for one in names]
     granted = prefill.call("total", "claims_granted")
+    remotes = [prefill.call("offer", one, source, TOKENS, lease_s=1.0) for one in names]
     decode.call("read_many", [(f"local-{r.request_id}", r, decode.table(TOKENS)) for r in remotes])
-    until(lambda: prefill.call("total", "claims_granted") == granted + times * PAIRS)
+    until(lambda: prefill.call("total", "claims_granted") == granted + len(names) * PAIRS)
     with bounded("F4", prefill, decode):
         with decode.frozen():
             for one in names:
@@ -135,7 +144,6 @@ def test_f4_blocks_reused_during_the_read(engines, times, name):
         decode.call("fail")
         for one in names:
             assert reasons(decode, f"local-{one}") == {"lease_lost"}
-    one_request(prefill, decode, f"{name}-after")
 
 
 def test_f5_reads_after_the_lease(engines, times, name):
